@@ -1,0 +1,110 @@
+"""Checkpoints: tensors as safetensors, the rest as JSON, each file whole or not there; nothing is unpickled.
+
+A checkpoint is `step-00001000.safetensors` and, written after it, `step-00001000.json` with the tensors' SHA-256:
+the JSON file is what makes it one. The two newest are kept, so that a damaged one costs little.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load as load_bytes
+from safetensors.torch import load_file
+from safetensors.torch import save as save_bytes
+from torch import Tensor, nn
+
+from mmlda.files import write_json, write_whole
+from mmlda.models import build
+
+__all__ = ["load", "newest", "packed", "save", "save_tensors"]
+
+FORMAT = 1
+KEEP = 2
+
+
+def save_tensors(path: str | Path, tensors: dict[str, Tensor], about: dict[str, str] | None = None) -> Path:
+    """Named tensors as one safetensors file, whole or not at all."""
+    return write_whole(path, packed(tensors, about))
+
+
+def packed(tensors: dict[str, Tensor], about: dict[str, str] | None = None) -> bytes:
+    """Named tensors in the safetensors format."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return save_bytes(plain, metadata=about)
+
+
+def save(folder: str | Path, step: int, tensors: dict[str, Tensor], record: dict[str, Any]) -> Path:
+    """Write the checkpoint of a step; then remove all but the newest two."""
+    folder = Path(folder)
+    content = packed(tensors)
+    path = write_whole(folder / f"step-{step:08d}.safetensors", content)
+    digest = hashlib.sha256(content).hexdigest()
+    write_json(path.with_suffix(".json"), {"format": FORMAT, "step": step, "sha256": digest, **record})
+    for old in _records(folder)[KEEP:]:
+        old.unlink(missing_ok=True)  # the record first: tensors without one are no checkpoint
+        old.with_suffix(".safetensors").unlink(missing_ok=True)
+    kept = {record.stem for record in _records(folder)}
+    for stray in folder.glob("step-*.safetensors"):
+        if stray.stem not in kept:
+            stray.unlink(missing_ok=True)
+    return path
+
+
+def _records(folder: Path) -> list[Path]:
+    return sorted(folder.glob("step-*.json"), reverse=True)  # newest first
+
+
+def newest(folder: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """The newest checkpoint that is whole and unaltered, as (tensors, record), or None where there is none.
+
+    A damaged one is named in a warning, and the one before it is used; where all are damaged it is a ValueError,
+    since starting afresh in silence would lose them.
+    """
+    damaged = []
+    for path in _records(Path(folder)):
+        try:
+            record = json.loads(path.read_text())
+            if not isinstance(record, dict) or record.get("format") != FORMAT:
+                raise ValueError(f"format is not {FORMAT}")
+            content = path.with_suffix(".safetensors").read_bytes()
+            if hashlib.sha256(content).hexdigest() != record.get("sha256"):
+                raise ValueError("the tensors are truncated or altered (SHA-256 differs)")
+            return load_bytes(content), record
+        except (OSError, ValueError) as error:
+            damaged.append(f"{path}: {error}")
+            warnings.warn(f"checkpoint refused: {path}: {error}; trying the one before it", stacklevel=2)
+    if damaged:
+        raise ValueError("no checkpoint can be used: " + "; ".join(damaged) + ". Expected whole, unaltered files; "
+                         "remove the folder to start afresh")  # fmt: skip
+    return None
+
+
+def load(source: str | Path, *, model: nn.Module | None = None, device: torch.device | str | None = None) -> nn.Module:
+    """A trained network from a run's folder, in eval mode.
+
+    A network with a backbone of one's own can't be described in the run's `run.json`: pass such a network as
+    `model`, and it gets the weights.
+    """
+    folder = Path(source)
+    if not (folder / "run.json").is_file():
+        raise ValueError(f"source = {str(source)!r}: expected the folder of a run, with its run.json")
+    about = json.loads((folder / "run.json").read_text())
+    if model is None:
+        if about.get("model") is None:
+            raise ValueError(f"{folder}: its network has a backbone of its own; pass one like it as model=")
+        model = build(about["model"])
+    final = folder / "model.safetensors"
+    if final.is_file():
+        weights = load_file(final)
+    else:
+        found = newest(folder)
+        if found is None:
+            raise ValueError(f"{folder}: neither a finished network nor a checkpoint is there yet")
+        weights = {name[6:]: tensor for name, tensor in found[0].items() if name.startswith("model.")}
+    model.load_state_dict(weights)
+    return model.to(device).eval()

@@ -1,0 +1,180 @@
+"""How to train: frozen values. The paper's recipes by name; a variant is `dataclasses.replace(recipe, ...)`.
+
+What the paper leaves open (batch size, rates, weight decay, schedule, augmentation) is settled here and recorded
+with every run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["RECIPES", "Adversary", "Recipe", "hat", "network", "sat"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adversary:
+    """Adversarial examples in training. `eps` is one perturbation or a range drawn from anew for each image.
+
+    `share` of each batch is adversarial, the rest clean. `craft="once"` attacks the network as it was before
+    training (what the paper does), `"online"` the current one. `attack="trades"` is TRADES: clean cross-entropy
+    plus `beta` times the divergence from the adversarial prediction. Each step moves `step` x eps.
+    """
+
+    attack: str
+    eps: float | tuple[float, float]
+    steps: int = 10
+    step: float | None = None  # as a share of eps; None: 1 / steps
+    random_start: bool = False
+    craft: str = "online"
+    share: float = 0.5
+    beta: float = 6.0
+
+    def __post_init__(self) -> None:
+        _one_of("attack", self.attack, ("fgsm", "bim", "ilcm", "pgd", "trades"))
+        _one_of("craft", self.craft, ("once", "online"))
+        low, high = self.range
+        if not 0 <= low <= high < math.inf:
+            raise ValueError(f"eps = {self.eps}: expected a number >= 0 or a range (low, high) of such numbers")
+        if self.steps < 1:
+            raise ValueError(f"steps = {self.steps}: expected at least 1")
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share = {self.share}: expected a number in (0, 1]")
+        if self.attack == "trades" and (self.craft, self.share) != ("online", 1.0):
+            raise ValueError(f"craft = {self.craft!r}, share = {self.share}: TRADES needs craft='online', share=1.0")
+
+    @property
+    def range(self) -> tuple[float, float]:
+        return self.eps if isinstance(self.eps, tuple) else (self.eps, self.eps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything that decides how a network is trained, but for the network and the data.
+
+    >>> recipe = dataclasses.replace(RECIPES["cifar10-mmlda"], steps=1000, milestones=())
+    >>> recipe.optimizer, recipe.rate(999)
+    ('adam', 0.001)
+    """
+
+    steps: int
+    optimizer: str = "sgd"  # "sgd" (with momentum) or "adam"
+    lr: float = 0.1
+    momentum: float = 0.9
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 2e-4  # of every parameter
+    decoupled: bool = False  # Adam: weight decay outside the moments (AdamW)
+    batch_size: int = 128
+    milestones: tuple[int, ...] = ()  # the rate is multiplied by gamma at these steps
+    gamma: float = 0.1
+    warmup: int = 0  # steps over which the rate rises linearly
+    pad: int = 0  # augmentation: pad by this much and crop at random
+    flip: bool = False  # augmentation: mirror half of the images
+    loss: str = "ce"  # or "soft", "joint": the head's losses by name
+    accumulate: int = 1  # gradients of this many parts of a batch are added up
+    seed: int = 0  # of the order of the data, the augmentation and the noise
+    adversary: Adversary | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("optimizer", self.optimizer, ("sgd", "adam"))
+        _one_of("loss", self.loss, ("ce", "soft", "joint"))
+        for name in ("steps", "batch_size", "accumulate"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}: expected at least 1")
+        for name in ("lr", "momentum", "weight_decay", "gamma", "warmup", "pad"):
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{name} = {value}: expected a finite number >= 0")
+        if list(self.milestones) != sorted(set(self.milestones)):
+            raise ValueError(f"milestones = {self.milestones}: expected rising steps")
+        if self.decoupled and self.optimizer != "adam":
+            raise ValueError("decoupled = True: expected optimizer = 'adam'")
+        if self.adversary is not None and self.adversary.attack == "trades" and self.loss != "ce":
+            raise ValueError(f"loss = {self.loss!r}: TRADES is defined with 'ce'")
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step (the first is 0)."""
+        rate = self.lr * self.gamma ** sum(step >= milestone for milestone in self.milestones)
+        return rate * min(1.0, (step + 1) / self.warmup) if self.warmup else rate
+
+    def scaled(self, steps: int) -> Recipe:
+        """The same recipe with another number of steps, its schedule in proportion."""
+        milestones = tuple(sorted({round(m * steps / self.steps) for m in self.milestones}))
+        warmup = round(self.warmup * steps / self.steps)
+        return dataclasses.replace(self, steps=steps, milestones=milestones, warmup=warmup)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Recipe:
+        """The inverse of `dataclasses.asdict`, also after a trip through JSON."""
+        values = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+        if isinstance(values.get("adversary"), dict):
+            inner = {name: tuple(v) if isinstance(v, list) else v for name, v in values["adversary"].items()}
+            values["adversary"] = Adversary(**inner)
+        return cls(**values)
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} = {value!r}: expected one of {', '.join(allowed)}")
+
+
+_MNIST = Recipe(steps=20_000, milestones=(10_000, 15_000))
+_CIFAR10 = Recipe(steps=90_000, milestones=(40_000, 60_000, 80_000), pad=4, flip=True)
+_ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 1e-3}
+
+
+def sat(attack: str, eps: float, *, steps: int = 10_000, craft: str = "once") -> Recipe:
+    """Specific adversarial training (Sec. 4.3, B.2): fine-tune on one attack at one perturbation, half clean.
+
+    The paper's number of steps is 10,000 on MNIST and 30,000 on CIFAR-10.
+    """
+    return Recipe(steps=steps, lr=0.01, adversary=_paper_adversary(attack, eps, craft))
+
+
+def hat(attack: str, *, steps: int = 10_000, craft: str = "once") -> Recipe:
+    """Hybrid adversarial training: as `sat`, each image's perturbation uniform in [0.02, 0.20]."""
+    return Recipe(steps=steps, lr=0.01, adversary=_paper_adversary(attack, (0.02, 0.20), craft))
+
+
+def _paper_adversary(attack: str, eps: float | tuple[float, float], craft: str) -> Adversary:
+    return Adversary(attack=attack, eps=eps, steps=1 if attack == "fgsm" else 10, craft=craft)
+
+
+_PGD = {"steps": 10, "step": 0.25, "random_start": True, "share": 1.0}
+
+RECIPES: dict[str, Recipe] = {
+    "mnist-sr": _MNIST,
+    "mnist-mmlda": dataclasses.replace(_MNIST, **_ADAM),
+    "cifar10-sr": _CIFAR10,
+    "cifar10-mmlda": dataclasses.replace(_CIFAR10, **_ADAM),
+    "mnist-sat": sat("bim", 0.12),
+    "mnist-hat": hat("bim"),
+    "cifar10-sat": dataclasses.replace(sat("bim", 0.04, steps=30_000), pad=4, flip=True),
+    "cifar10-hat": dataclasses.replace(hat("bim", steps=30_000), pad=4, flip=True),
+    "mnist-pgd": dataclasses.replace(_MNIST, adversary=Adversary(attack="pgd", eps=0.3, **_PGD)),
+    "mnist-trades": dataclasses.replace(_MNIST, adversary=Adversary(attack="trades", eps=0.3, **_PGD)),
+    "cifar10-pgd": dataclasses.replace(_CIFAR10, adversary=Adversary(attack="pgd", eps=8 / 255, **_PGD)),
+    "cifar10-trades": dataclasses.replace(_CIFAR10, adversary=Adversary(attack="trades", eps=8 / 255, **_PGD)),
+    "digits-sr": Recipe(steps=600, milestones=(400,), batch_size=64),
+    "digits-mmlda": Recipe(steps=600, milestones=(400,), batch_size=64, **_ADAM),
+}
+
+
+def network(head: str, data: str, *, C: float = 100.0, num_classes: int = 10, **settings: Any) -> dict[str, Any]:
+    """The paper's network for a dataset, as a config for `mmlda.models.build`.
+
+    Resnet-32 with 64 latent dimensions for images of 28 pixels and more; the small network for `digits`.
+
+    >>> network("mmlda", "cifar10")["depth"]
+    32
+    """
+    _one_of("head", head, ("mmlda", "softmax"))
+    channels = 3 if data == "cifar10" else 1
+    if data == "digits":
+        config: dict[str, Any] = {"backbone": "conv_net", "channels": channels}
+    else:
+        config = {"backbone": "resnet", "depth": 32, "channels": channels}
+    config |= {"head": head, "num_classes": num_classes, **({"C": C} if head == "mmlda" else {})}
+    return config | settings

@@ -1,0 +1,257 @@
+"""Many independent jobs: several networks on one GPU at once, or a list of jobs over a Ray cluster.
+
+A sweep is a list of `Job`s and a folder. Each finished job is one file, `<name>.json`, with its network beside it;
+a rerun does only what is missing. A job says everything about itself, so where it runs makes no difference.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import math
+import re
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from mmlda import checkpoints
+from mmlda import data as datasets
+from mmlda.data import ImageData
+from mmlda.evaluation import accuracy
+from mmlda.files import write_json, write_whole
+from mmlda.models import build
+from mmlda.progress import progress
+from mmlda.recipes import Recipe
+from mmlda.training import Options, Run, fit, sitting, versions
+
+__all__ = ["Job", "cross_validate", "fit_many", "sweep"]
+
+
+def fit_many(
+    models: Sequence[nn.Module],
+    data: ImageData | Sequence[ImageData],
+    recipes: Recipe | Sequence[Recipe],
+    *,
+    out: Sequence[str | Path | None] | None = None,
+    device: torch.device | str | None = None,
+    show: bool = True,
+    **options: Any,
+) -> list[Run]:
+    """Train several networks on one GPU at the same time: a stream and a graph each, one launch in turn.
+
+    A network of this size leaves most of a large GPU idle; several at once fill it. Data and recipe are one for
+    all or one each. On the CPU the networks take turns too, and each comes out as `fit` would have made it.
+    """
+    n = len(models)
+    sets = [data] * n if isinstance(data, ImageData) else list(data)
+    values = [recipes] * n if isinstance(recipes, Recipe) else list(recipes)
+    outs = [None] * n if out is None else [None if o is None else Path(o) for o in out]
+    for name, given in (("data", sets), ("recipes", values), ("out", outs)):
+        if len(given) != n:
+            raise ValueError(f"{name} has {len(given)} entries: expected one for each of the {n} models")
+    settings = Options(device=device, **options)
+    cuda = torch.device(device).type == "cuda" if device is not None else next(models[0].parameters()).is_cuda
+    if cuda:  # the same images serve all: one copy on the device
+        where = torch.device(device) if device is not None else next(models[0].parameters()).device
+        copies = {id(s): s.to(where) for s in sets}
+        sets = [copies[id(s)] for s in sets]
+    runs = [Run(m, r, o) for m, r, o in zip(models, values, outs)]
+    total = sum(r.steps for r in values)
+    with progress(f"{n} networks", total, show=show) as report, torch.random.fork_rng(
+        devices=[torch.cuda.current_device()] if cuda else []
+    ):
+        torch.manual_seed(values[0].seed if values else 0)
+
+        def tell(done: int, **numbers: float) -> None:
+            report(sum(run.step for run in runs), **numbers)
+
+        streams = [torch.cuda.Stream() if cuda else None for _ in runs]
+        turns = [(sitting(run, s, settings, report=tell), stream) for run, s, stream in zip(runs, sets, streams)]
+        if cuda:
+            torch.cuda.synchronize()  # what the streams read has arrived
+        while turns:
+            going = []
+            for steps, stream in turns:
+                with torch.cuda.stream(stream) if stream is not None else nullcontext():
+                    if next(steps, None) is not None:
+                        going.append((steps, stream))
+            turns = going
+        if cuda:
+            torch.cuda.synchronize()
+    return runs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One network to train and to measure.
+
+    Args:
+        name: of its files.
+        model: a config for `mmlda.models.build`.
+        recipe: how to train.
+        data: a name or folder for `mmlda.data.load`.
+        part: which part of it: None for train and test as they are, ("fold", k, of, seed) for cross-validation on
+            the training set, ("holdout", n, seed), or ("biased", (alpha, ...), seed) for both sets.
+        root: where the data lies, on the machine the job runs on.
+    """
+
+    name: str
+    model: dict[str, Any]
+    recipe: Recipe
+    data: str
+    part: tuple[Any, ...] | None = None
+    root: str | None = None
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[\w.=+-]+", self.name):
+            raise ValueError(f"name = {self.name!r}: expected letters, digits and . _ = + - only, as it names files")
+        kinds = {"fold": 4, "holdout": 3, "biased": 3}
+        if self.part is not None and kinds.get(self.part[0]) != len(self.part):
+            raise ValueError(f"part = {self.part!r}: expected None or one of {kinds}, with that many entries")
+
+    def sets(self) -> tuple[ImageData, ImageData]:
+        """What to train on, and what to measure on."""
+        train, test = datasets.load(self.data, self.root)
+        if self.part is None:
+            return train, test
+        kind, *values = self.part
+        if kind == "fold":
+            return datasets.folds(train, values[1], values[2])[values[0]]
+        if kind == "holdout":
+            return datasets.holdout(train, values[0], values[1])
+        return datasets.biased(train, values[0], values[1]), datasets.biased(test, values[0], values[1])
+
+
+def run_job(job: Job, *, device: str = "cpu", out: Path | None = None, show: bool = False) -> dict[str, Any]:
+    """Do one job; its record, with the network as base64 safetensors, so that it can travel."""
+    train, test = job.sets()
+    model = build(job.model, seed=job.recipe.seed)
+    run = fit(model, train, job.recipe, out=out, device=device, show=show)
+    result = accuracy(model, test, device=device)
+    return {
+        **_about(job),
+        "train_images": len(train),
+        "test_images": len(test),
+        "train_sha256": train.digest(),
+        "test_sha256": test.digest(),
+        "loss": run.loss if math.isfinite(run.loss) else None,
+        "accuracy": result.accuracy,
+        "balanced_accuracy": result.balanced,
+        "per_class": [value if math.isfinite(value) else None for value in result.per_class],
+        "seconds": run.seconds,
+        "versions": versions(torch.device(device)),
+        "network": base64.b64encode(checkpoints.packed(model.state_dict())).decode(),
+    }
+
+
+def _about(job: Job) -> dict[str, Any]:
+    """The job itself as JSON; without `root`, which is a matter of the machine."""
+    value = dataclasses.asdict(job)
+    value.pop("root")
+    return json.loads(json.dumps({"format": 1, **value}))
+
+
+def _finished(job: Job, folder: Path) -> dict[str, Any] | None:
+    path = folder / f"{job.name}.json"
+    if not path.is_file():
+        return None
+    record = json.loads(path.read_text())
+    for key, value in _about(job).items():
+        if record.get(key) != value:
+            raise ValueError(f"{path} is the result of another job: its {key} is {record.get(key)!r}, not {value!r}; "
+                             "choose another folder or name")  # fmt: skip
+    return record
+
+
+def _keep(record: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Write a job's files: the network first, since the record is what says that the job is done."""
+    record = dict(record)
+    network = record.pop("network", None)
+    if network is not None:
+        write_whole(folder / f"{record['name']}.safetensors", base64.b64decode(network))
+    write_json(folder / f"{record['name']}.json", record)
+    return record
+
+
+def sweep(
+    jobs: Iterable[Job], out: str | Path, *, device: str = "cpu", ray: str | None = None, show: bool = True
+) -> list[dict[str, Any]]:
+    """Do the jobs whose result is not in `out` yet; the records of all, in the order of the list.
+
+    With `ray`, an address or "local" or "auto", the missing jobs go to a Ray cluster's workers (extra
+    `mmlda[ray]`), each with one CPU, or one GPU where `device` is "cuda"; the files are written here as each job
+    ends. Without it they run here one after the other, and a job that was killed goes on from its checkpoint.
+    """
+    folder, jobs = Path(out), list(jobs)
+    if len({job.name for job in jobs}) != len(jobs):
+        raise ValueError("jobs have the same name twice: expected a name of its own for each")
+    records = {job.name: record for job in jobs if (record := _finished(job, folder)) is not None}
+    missing = [job for job in jobs if job.name not in records]
+    done = _on_ray if ray is not None else _here
+    with progress("jobs", len(jobs), unit="jobs", start=len(records), every=10.0, show=show) as report:
+        for record in done(missing, folder, device, ray):
+            records[record["name"]] = _keep(record, folder)
+            report(len(records), accuracy=record["accuracy"])
+    return [records[job.name] for job in jobs]
+
+
+def _here(jobs: list[Job], folder: Path, device: str, ray: str | None) -> Iterable[dict[str, Any]]:
+    for job in jobs:
+        yield run_job(job, device=device, out=folder / "runs" / job.name)
+
+
+def _on_ray(jobs: list[Job], folder: Path, device: str, address: str | None) -> Iterable[dict[str, Any]]:
+    try:
+        import ray
+    except ImportError:
+        raise ValueError("ray was asked for: expected the extra, pip install 'mmlda[ray]'") from None
+    with ExitStack() as stack:
+        if not ray.is_initialized():
+            ray.init(address=None if address == "local" else address, log_to_driver=False, include_dashboard=False)
+            stack.callback(ray.shutdown)
+        remote: Callable[..., Any] = ray.remote(run_job).options(
+            num_cpus=1, num_gpus=1 if device == "cuda" else 0, max_retries=3
+        ).remote
+        waiting = [remote(job, device=device) for job in jobs]
+        while waiting:
+            (ready,), waiting = ray.wait(waiting, num_returns=1)
+            yield ray.get(ready)
+
+
+def cross_validate(
+    data: str,
+    recipe: Recipe,
+    C: Sequence[float],
+    *,
+    model: dict[str, Any],
+    out: str | Path,
+    folds: int = 5,
+    root: str | None = None,
+    **where: Any,
+) -> list[dict[str, Any]]:
+    """Error against C on held-out folds of the training set (Fig. 5): one entry for each C, with its folds.
+
+    Resumable, as every sweep. `where` is passed on to `sweep`: device, ray, show.
+    """
+    if folds < 2:
+        raise ValueError(f"folds = {folds}: expected at least 2")
+    jobs = [
+        Job(name=f"C={c:g}-fold={k}", model={**model, "head": "mmlda", "C": float(c)}, recipe=recipe, data=data,
+            part=("fold", k, folds, recipe.seed), root=root)
+        for c in C
+        for k in range(folds)
+    ]  # fmt: skip
+    records = iter(sweep(jobs, out, **where))
+    table = []
+    for c in C:
+        errors = [100 * (1 - next(records)["accuracy"]) for _ in range(folds)]
+        table.append({"C": float(c), "log10_C": math.log10(c), "errors": errors, "mean": statistics.mean(errors),
+                      "std": statistics.stdev(errors), "folds": folds, "steps": recipe.steps})  # fmt: skip
+    return table

@@ -1,0 +1,369 @@
+"""Algorithm 2, and the softmax baseline: one plain loop, everything on the device, resumable.
+
+The host launches one step after another and waits for the device only to log and to save. The order of the data
+and every random draw come from (seed, step), so a run killed at any moment goes on from its checkpoint to the
+same weights.
+
+`out` holds: run.json (recipe, network, data, versions), metrics.jsonl, the two newest checkpoints, and, when the
+run is finished, model.safetensors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import platform
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from mmlda import checkpoints
+from mmlda._version import __version__
+from mmlda.data import ImageData
+from mmlda.files import write_json, write_whole
+from mmlda.progress import Report, progress
+from mmlda.recipes import Recipe
+from mmlda.step import Batches, Tally, craft_once, make_optimizer, make_step, set_rate, share
+
+__all__ = ["Diverged", "Options", "Run", "fit", "sitting"]
+
+
+class Diverged(RuntimeError):
+    """The loss became NaN or infinite."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a run is carried out, which does not change what comes out of it.
+
+    Args:
+        device: where to train; the model's own device by default.
+        eager: on CUDA, neither compile nor capture the step. The CPU is always eager.
+        deterministic: on CUDA, the same bits for the same seed; slower. The CPU always gives the same bits.
+        checkpoint_every: steps; a twentieth of the run by default.
+        log_every: steps; a hundredth of the run by default.
+        tensorboard: also write event files to `out` (extra `mmlda[tensorboard]`).
+    """
+
+    device: torch.device | str | None = None
+    eager: bool = False
+    deterministic: bool = False
+    checkpoint_every: int | None = None
+    log_every: int | None = None
+    tensorboard: bool = False
+
+
+@dataclass
+class Run:
+    """What a training run did. `history` has one entry a log line, as `metrics.jsonl` does."""
+
+    model: nn.Module
+    recipe: Recipe
+    out: Path | None = None
+    step: int = 0
+    loss: float = math.nan  # mean since the log line before
+    accuracy: float = math.nan  # on the training batches since the log line before
+    seconds: float = 0.0  # in the loop, over all sittings
+    history: list[dict[str, float]] = field(default_factory=list)
+
+
+def fit(
+    model: nn.Module,
+    data: ImageData,
+    recipe: Recipe,
+    *,
+    out: str | Path | None = None,
+    device: torch.device | str | None = None,
+    show: bool = True,
+    **options: Any,
+) -> Run:
+    """Train `model` on `data`. The model given is the one trained; it comes back in eval mode.
+
+    Args:
+        model: pixels in [0, 1] -> logits; a `Classifier`, or any module with the loss "ce".
+        data: images and labels, see `mmlda.data`.
+        recipe: `mmlda.recipes.RECIPES` has the paper's.
+        out: folder for checkpoints, metrics and the network. A run that is there already is gone on with.
+        device: where to train; the model's own device by default.
+        show: a progress bar, or a line now and then where standard error is not a terminal.
+        options: see `Options`.
+
+    >>> import mmlda
+    >>> train, test = mmlda.data.load("digits")
+    >>> model = mmlda.models.build({"backbone": "conv_net", "head": "mmlda"}, seed=0)
+    >>> run = fit(model, train, Recipe(steps=30, optimizer="adam", lr=1e-3), show=False)
+    >>> run.step, run.history[0]["loss"] > run.loss
+    (30, True)
+    """
+    run = Run(model, recipe, None if out is None else Path(out))
+    settings = Options(device=device, **options)
+    cuda = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=cuda), _interruptible() as stopped:
+        torch.manual_seed(recipe.seed)  # dropout and the like
+        with progress(run.out.name if run.out else "training", recipe.steps, show=show and share()[0] == 0) as report:
+            for _ in sitting(run, data, settings, report=report, stopped=stopped):
+                pass
+    return run
+
+
+def sitting(
+    run: Run, data: ImageData, options: Options, *, report: Report, stopped: threading.Event | None = None
+) -> Iterator[int]:
+    """The training loop, as a generator that has launched one more step whenever it yields.
+
+    `fit` exhausts one; `mmlda.sweeps.fit_many` takes turns with several, each on a CUDA stream of its own.
+    """
+    model, recipe, out = run.model, run.recipe, run.out
+    device = _device(model, options)
+    model.to(device)
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if out is not None:
+        _open(run, data, device)
+        if (out / "model.safetensors").is_file():
+            _reload(run)
+            return
+    model.train()
+    batches = Batches(data, recipe, device)
+    optimizer = make_optimizer(model, recipe, device)
+    if recipe.adversary is not None and recipe.adversary.craft == "once":
+        _craft_from_the_start(run, batches)
+    if out is not None:
+        _resume(run, optimizer)
+    step, earlier, begin = run.step, run.seconds, time.perf_counter()
+    tally = Tally(device, step)
+    launch = make_step(model, batches, optimizer, tally, eager=options.eager, deterministic=options.deterministic)
+    log_every = options.log_every or max(1, recipe.steps // 100)
+    save_every = options.checkpoint_every or max(1, recipe.steps // 20)
+    writer = _event_writer(out) if options.tensorboard else None
+    rate, logged, saved = math.nan, (step, begin), step if run.step else -1
+    batches.seek(step)
+    while step < recipe.steps:
+        if step % batches.per_epoch == 0:
+            batches.seek(step)
+        if recipe.rate(step) != rate:
+            rate = recipe.rate(step)
+            set_rate(optimizer, rate)
+        launch()
+        step += 1
+        halt = stopped is not None and stopped.is_set()
+        log = halt or step == recipe.steps or step % log_every == 0
+        save = out is not None and (halt or step == recipe.steps or step % save_every == 0)
+        if log or save:
+            loss, accuracy, bad, last = tally.read()  # waits for the device
+            now = time.perf_counter()
+            run.step, run.loss, run.accuracy, run.seconds = step, loss, accuracy, earlier + now - begin
+            if bad >= 0:
+                kept = f"the checkpoint of step {saved} is kept in {out}" if saved >= 0 else "no checkpoint was kept"
+                raise Diverged(f"loss is not finite at step {bad}; the last finite loss was {last:.6g}; {kept}")
+            speed = (step - logged[0]) / max(now - logged[1], 1e-9)
+            logged = step, now
+            entry = {"step": step, "loss": loss, "accuracy": accuracy, "lr": rate, "steps_per_second": speed,
+                     "seconds": run.seconds}  # fmt: skip
+            run.history.append(entry)
+            _log(run, entry, writer)
+            report(step, loss=loss, accuracy=accuracy)
+        if save:
+            _save(run, optimizer)
+            saved = step
+        if halt and step < recipe.steps:
+            if out is not None:
+                print(f"stopped at step {step} and saved; the same call with out={str(out)!r} goes on", file=sys.stderr)
+            raise KeyboardInterrupt
+        yield step
+    run.step = step
+    model.eval()
+    if out is not None and share()[0] == 0:
+        checkpoints.save_tensors(out / "model.safetensors", model.state_dict())
+
+
+def _device(model: nn.Module, options: Options) -> torch.device:
+    if options.device is None:
+        return next(model.parameters()).device
+    device = torch.device(options.device)
+    return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
+
+
+@contextmanager
+def _interruptible() -> Iterator[threading.Event]:
+    """Ctrl-C sets the event, and the loop stops after the step it is in; a second one stops at once."""
+    stopped = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stopped
+        return
+
+    def handle(number: int, frame: Any) -> None:
+        if stopped.is_set():
+            raise KeyboardInterrupt
+        stopped.set()
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield stopped
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+# ------------------------------------------------------------------------------------------- the run's folder
+
+
+def describe(model: nn.Module, data: ImageData, recipe: Recipe) -> dict[str, Any]:
+    """What decides a run's result, as JSON: two runs with the same description may share a folder."""
+    try:
+        config = model.config
+    except (AttributeError, ValueError):
+        config = None  # a backbone of the user's own
+    value = {
+        "recipe": dataclasses.asdict(recipe),
+        "model": config,
+        "data": {"name": data.name, "images": len(data), "sha256": data.digest()},
+        "processes": share()[1],
+    }
+    return json.loads(json.dumps(value))  # tuples as lists, as they come back from the file
+
+
+def versions(device: torch.device) -> dict[str, str]:
+    """What the numbers of a run depend on beside its description."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {"mmlda": __version__, "torch": torch.__version__, "python": platform.python_version(), "device": name,
+            "threads": str(torch.get_num_threads())}  # fmt: skip
+
+
+def _open(run: Run, data: ImageData, device: torch.device) -> None:
+    """Write run.json, or check that the one there describes this very run."""
+    assert run.out is not None
+    path, about = run.out / "run.json", describe(run.model, data, run.recipe)
+    if path.is_file():
+        there = json.loads(path.read_text())
+        for part, value in about.items():
+            if there.get(part) != value:
+                what = _difference(part, there.get(part), value)
+                raise ValueError(f"out = {str(run.out)!r} holds another run: {what}; choose another folder")
+    elif share()[0] == 0:
+        write_json(path, {**about, "versions": versions(device)})
+    if share()[1] > 1:
+        dist.barrier()
+
+
+def _difference(part: str, there: Any, asked: Any) -> str:
+    if isinstance(there, dict) and isinstance(asked, dict):
+        for key in sorted({*there, *asked}):
+            if there.get(key) != asked.get(key):
+                return f"{part}.{key} is {there.get(key)!r} there, and {asked.get(key)!r} was asked for"
+    return f"{part} is {there!r} there, and {asked!r} was asked for"
+
+
+def _state(run: Run, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Everything needed to go on, as named tensors: weights, the optimizer's moments, the global generators."""
+    tensors = {f"model.{name}": tensor for name, tensor in run.model.state_dict().items()}
+    for number, moments in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{number}.{name}": torch.as_tensor(value) for name, value in moments.items()
+                    if value is not None}  # fmt: skip
+    tensors["generator.cpu"] = torch.get_rng_state()
+    if torch.cuda.is_available():
+        tensors["generator.cuda"] = torch.cuda.get_rng_state()
+    return tensors
+
+
+def _save(run: Run, optimizer: torch.optim.Optimizer) -> None:
+    assert run.out is not None
+    if share()[0] == 0:
+        record = {"seconds": run.seconds, "loss": run.loss, "accuracy": run.accuracy}
+        checkpoints.save(run.out, run.step, _state(run, optimizer), record)
+    if share()[1] > 1:
+        dist.barrier()
+
+
+def _resume(run: Run, optimizer: torch.optim.Optimizer) -> None:
+    """Bring network, optimizer, generators and metrics back to the newest checkpoint, if there is one."""
+    assert run.out is not None
+    found = checkpoints.newest(run.out)
+    metrics = run.out / "metrics.jsonl"
+    lines = metrics.read_text().splitlines() if metrics.is_file() else []
+    if found is not None:
+        tensors, record = found
+        run.step, run.seconds = record["step"], record["seconds"]
+        run.loss, run.accuracy = record["loss"], record["accuracy"]
+        run.model.load_state_dict(_under("model.", tensors))
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in _under("optimizer.", tensors).items():
+            number, moment = name.split(".", 1)
+            state.setdefault(int(number), {})[moment] = tensor
+        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+        torch.set_rng_state(tensors["generator.cpu"])
+        if "generator.cuda" in tensors and torch.cuda.is_available():
+            torch.cuda.set_rng_state(tensors["generator.cuda"])
+    kept = [entry for line in lines if (entry := _entry(line)) is not None and entry["step"] <= run.step]
+    run.history = kept
+    if share()[0] == 0 and len(kept) != len(lines):  # steps that will be done again
+        write_whole(metrics, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
+
+
+def _entry(line: str) -> dict[str, float] | None:
+    """A line of metrics.jsonl; None for the half of one that a kill can leave."""
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _reload(run: Run) -> None:
+    """The network of a run that is finished already."""
+    assert run.out is not None
+    run.model.load_state_dict(load_file(run.out / "model.safetensors"))
+    run.model.eval()
+    lines = (run.out / "metrics.jsonl").read_text().splitlines()
+    run.history = [entry for line in lines if (entry := _entry(line)) is not None]
+    last = run.history[-1]
+    run.step, run.loss, run.accuracy = int(last["step"]), last["loss"], last["accuracy"]
+    run.seconds = last["seconds"]
+
+
+def _craft_from_the_start(run: Run, batches: Batches) -> None:
+    """Craft on the network as it was given, also when the run is gone on with: its weights are kept for that."""
+    if run.out is not None:
+        path = run.out / "start.safetensors"
+        if path.is_file():
+            run.model.load_state_dict(load_file(path))
+        elif share()[0] == 0:
+            checkpoints.save_tensors(path, run.model.state_dict())
+    craft_once(run.model, batches)
+
+
+def _log(run: Run, entry: dict[str, float], writer: Any) -> None:
+    if share()[0] != 0:
+        return
+    if run.out is not None:
+        with open(run.out / "metrics.jsonl", "a") as file:
+            file.write(json.dumps(entry) + "\n")
+    if writer is not None:
+        for name in ("loss", "accuracy", "lr", "steps_per_second"):
+            writer.add_scalar(name, entry[name], int(entry["step"]))
+        writer.flush()
+
+
+def _event_writer(out: Path | None) -> Any:
+    if out is None:
+        raise ValueError("tensorboard = True: expected a folder out= to write to")
+    if share()[0] != 0:
+        return None
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ValueError("tensorboard = True: expected the extra, pip install 'mmlda[tensorboard]'") from None
+    return SummaryWriter(str(out))
