@@ -164,9 +164,12 @@ def sitting(
             loss, accuracy, bad, last = tally.read()  # waits for the device
             now = time.perf_counter()
             run.step, run.loss, run.accuracy, run.seconds = step, loss, accuracy, earlier + now - begin
-            if bad >= 0:
+            what = f"loss is not finite at step {bad}" if bad >= 0 else ""
+            if save and not what and not _finite(model):
+                what = f"weights are not finite after step {step}"
+            if what:
                 kept = f"the checkpoint of step {saved} is kept in {out}" if saved >= 0 else "no checkpoint was kept"
-                raise Diverged(f"loss is not finite at step {bad}; the last finite loss was {last:.6g}; {kept}")
+                raise Diverged(f"{what}; the last finite loss was {last:.6g}; {kept}")
             speed = (step - logged[0]) / max(now - logged[1], 1e-9)
             logged = step, now
             entry = {"step": step, "loss": loss, "accuracy": accuracy, "lr": rate, "steps_per_second": speed,
@@ -193,6 +196,11 @@ def _device(model: nn.Module, options: Options) -> torch.device:
         return next(model.parameters()).device
     device = torch.device(options.device)
     return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
+
+
+def _finite(model: nn.Module) -> bool:
+    """Whether every weight is a number: a checkpoint that is none would be no use."""
+    return bool(torch.stack([p.detach().isfinite().all() for p in model.parameters()]).all())
 
 
 @contextmanager
@@ -297,8 +305,12 @@ def _resume(run: Run, optimizer: torch.optim.Optimizer) -> None:
         run.loss, run.accuracy = record["loss"], record["accuracy"]
         run.model.load_state_dict(_under("model.", tensors))
         state: dict[int, dict[str, Tensor]] = {}
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
         for name, tensor in _under("optimizer.", tensors).items():
             number, moment = name.split(".", 1)
+            like = parameters[int(number)]
+            if tensor.shape == like.shape:  # the fused kernels take for granted that moments lie as parameters do
+                tensor = torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
             state.setdefault(int(number), {})[moment] = tensor
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
         torch.set_rng_state(tensors["generator.cpu"])

@@ -1,0 +1,249 @@
+"""FAB, the fast adaptive boundary attack (Croce and Hein 2020), towards one class at a time.
+
+The boundary between y and a class t is linearised at an iterate; the iterate and the original are projected
+onto it inside the image range, and the next iterate lies between the two projections, biased to the original.
+Once across, it steps back towards the original and goes on, so the distance it has crossed at shrinks.
+
+One change: the linearisation is taken where the last iterate landed, not after the step back. The value after
+that step follows from the linearisation, so an iteration costs one forward and one backward pass, where the
+original spends a forward pass more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mmlda.attacks.gradient import check_ball, norm_of, random_start, tall
+from mmlda.attacks.losses import other_classes
+from mmlda.attacks.result import AttackResult, measure
+from mmlda.attacks.surface import Attack, Surface, survivors
+
+__all__ = ["FAB"]
+
+_OVERSHOOT = 1.05  # eta: past the linearised boundary by this factor
+_BIAS = 0.1  # alpha_max: the most weight the projection of the original gets
+_BISECTIONS = 10
+_BACK = 0.9  # beta: what is kept of a perturbation that has crossed
+
+
+def to_plane(x: Tensor, w: Tensor, c: Tensor, norm: str, bounds: tuple[float, float]) -> Tensor:
+    """The smallest r with w.r = -c and x + r in the range: [N, D]; as far as the range allows where none is.
+
+    The solution moves pixel i by min(lambda b_i, room_i) against the sign of c w_i, where b = 1 for L-infinity
+    and |w| for L2. What that gains, sum_i |w_i| min(lambda b_i, room_i), is concave and piecewise linear in
+    lambda with kinks at room_i / b_i, so sorting them finds lambda.
+
+    >>> x, w, c = torch.tensor([[0.5, 0.9]]), torch.tensor([[1.0, 2.0]]), torch.tensor([-0.5])
+    >>> to_plane(x, w, c, "linf", (0.0, 1.0))
+    tensor([[0.3000, 0.1000]])
+    """
+    lo, hi = bounds
+    a = w.abs()
+    sign = w.sign() * -torch.sign(c)[:, None]
+    room = torch.where(sign > 0, hi - x, x - lo).clamp_min(0) * (a > 0)
+    b = torch.ones_like(a) if norm == "linf" else a
+    kink, order = torch.where(a > 0, room / torch.where(b > 0, b, 1.0), 0.0).sort(1)  # [N, D]
+    full = (a * room).gather(1, order).cumsum(1)  # gained by the pixels that are at the range
+    slope = (a * b).gather(1, order)
+    slope = slope.flip(1).cumsum(1).flip(1)  # of the pixels from this kink on
+    gained = torch.cat([torch.zeros_like(full[:, :1]), full[:, :-1]], 1) + kink * slope  # at the kink
+    need = c.abs()[:, None]
+    k = (gained < need).sum(1, keepdim=True)  # the segment that lambda is in
+    last = x.shape[1] - 1
+    before = torch.where(k > 0, full.gather(1, (k - 1).clamp_min(0)), 0.0)
+    steep = slope.gather(1, k.clamp_max(last))
+    scale = torch.where((k <= last) & (steep > 0), (need - before) / steep, torch.inf)  # lambda, [N, 1]
+    return sign * torch.minimum(torch.where(scale < torch.inf, scale * b, room), room)
+
+
+class _State(NamedTuple):
+    """Of each sample: where the boundary is to be linearised (`at`), where the iterate stands (`x_k`), the best
+    point across the boundary with its distance and label, and the steps spent."""
+
+    at: Tensor
+    x_k: Tensor
+    x_best: Tensor
+    best: Tensor
+    label: Tensor
+    spent: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class FAB(Attack):
+    """A minimum-norm attack for L-infinity and L2: the nearest point of another class it finds.
+
+    Towards a target it looks for that class alone; without one it tries the `targets` other classes with the
+    highest clean logits, and the nearest point of any of them counts.
+
+    Args:
+        norm: the distance to minimise, "linf" or "l2".
+        eps: a sample is done once it is broken within this distance; None to go on for the smallest.
+        targets: classes to try.
+        steps: gradients for each of them.
+        restarts: runs for each class; all but the first start at random points half way to the best so far.
+
+    >>> x, y = torch.tensor([[0.6, 0.4]]), torch.tensor([0])
+    >>> FAB(norm="linf", steps=20)(lambda x: 5 * x, x, y).linf.round(decimals=3)
+    tensor([0.1000])
+    """
+
+    norm: str = "linf"
+    eps: float | None = None
+    targets: int = 9
+    steps: int = 100
+    restarts: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ball(0.0 if self.eps is None else self.eps, self.norm)
+        for name in ("targets", "steps", "restarts"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)!r}: expected at least 1")
+
+    def attack(
+        self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor
+    ) -> AttackResult:
+        z = surface.replayed_logits(x).clone()
+        label = z.argmax(1)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        far = torch.full(y.shape, torch.inf, dtype=wide, device=x.device)
+        here = label != y if target is None else label == target
+        best = torch.where(here, torch.zeros_like(far), far)
+        end = _State(x, x, x.clone(), best, label, torch.zeros_like(y))
+        turns = [target] if target is not None else list(other_classes(z, y).unbind(1)[: self.targets])
+        zero: Tensor | None = None
+        for turn, to in enumerate(turns):
+            assert to is not None
+            for restart in range(self.restarts):
+                who = survivors(end.best > (self.eps or 0.0))
+                if len(who) == 0:
+                    break
+                goal = None if target is None else target[who]
+                start = x[who]
+                if restart:
+                    radius = end.best[who] / 2 if self.eps is None else end.best[who].clamp_max(self.eps)
+                    radius = torch.where(radius < torch.inf, radius, self.bounds[1] - self.bounds[0])
+                    noise, draw = self.noise(index[who]), turn * self.restarts + restart
+                    start = random_start(start, radius.to(x.dtype), self.norm, self.bounds, noise, draw)
+                state = _State(start, start, *(t[who] for t in end[2:]))
+                first = self._run(surface, x[who], y[who], to[who], goal, state, end, who)
+                if zero is None:
+                    zero = torch.zeros_like(here).index_copy(0, who, first)
+        x_best, label = self._tighten(surface, x, y, target, end)
+        return measure(
+            x,
+            x_best,
+            success=end.best < torch.inf,
+            prediction=label,
+            steps=end.spent,
+            bounds=self.bounds,
+            minimum_norm=True,
+            zero_at_start=torch.zeros_like(here) if zero is None else zero,
+            target=target,
+        )
+
+    def _run(
+        self,
+        surface: Surface,
+        x: Tensor,
+        y: Tensor,
+        to: Tensor,
+        goal: Tensor | None,
+        state: _State,
+        end: _State,
+        who: Tensor,
+    ) -> Tensor:
+        """Search towards `to`, write what is found to `end` at `who`; say whose first gradient was zero."""
+        sought, enough = goal is not None, self.eps or 0.0
+
+        def step(*tensors: Tensor) -> tuple[Tensor, ...]:
+            at, x_k, x_best, best, label, spent, x, y, to = tensors
+            c, z, w = surface.gradient("targeted", at, y, to)  # [N], [N, L], like x
+            assert z is not None
+            new = z.argmax(1)
+            crossed = new == to if sought else new != y
+            distance = self._length(at - x).to(best.dtype)
+            better = crossed & (distance < best)
+            x_best = torch.where(tall(better, x), at, x_best)
+            spent = spent + (best > enough)
+            label = torch.where(better, new, label)
+            best = torch.where(better, distance, best)
+            x_k = torch.where(tall(crossed, x), x + _BACK * (at - x), at)
+            flat_w = w.flatten(1)
+            value = c.to(x.dtype) - (flat_w * (at - x_k).flatten(1)).sum(1)  # of the linearisation, at x_k
+            value_0 = c.to(x.dtype) - (flat_w * (at - x).flatten(1)).sum(1)  # and at the original
+            both = torch.cat([x_k, x]).flatten(1)
+            r = to_plane(both, flat_w.repeat(2, 1), torch.cat([value, value_0]), self.norm, self.bounds)
+            r_k, r_0 = r.view(2, *x.shape)
+            size_k, size_0 = self._length(r_k), self._length(r_0)
+            total = size_k + size_0
+            alpha = tall((size_k / torch.where(total > 0, total, 1.0)).clamp_max(_BIAS), x)
+            nearer = (1 - alpha) * (x_k + _OVERSHOOT * r_k) + alpha * (x + _OVERSHOOT * r_0)
+            return *_State(nearer.clamp(*self.bounds), x_k, x_best, best, label, spent), w
+
+        def last(*tensors: Tensor) -> tuple[Tensor, ...]:
+            """Whether the final iterate is the best one."""
+            at, _, x_best, best, label, _, x, y, to = tensors
+            new = surface.logits(at).argmax(1)
+            distance = self._length(at - x).to(best.dtype)
+            better = (new == to if sought else new != y) & (distance < best)
+            return (
+                torch.where(tall(better, x), at, x_best),
+                torch.where(better, distance, best),
+                torch.where(better, new, label),
+            )
+
+        fixed: tuple[Tensor, ...] = (x, y, to)
+        zero: Tensor | None = None
+        for k in range(self.steps):
+            if self.eps is not None and k and self._compact_before(k, state.best):
+                self._record(end, who, state)
+                alive = survivors(state.best > enough)
+                if len(alive) == 0:
+                    break
+                if len(alive) < len(who):
+                    state, fixed = _State(*(t[alive] for t in state)), tuple(t[alive] for t in fixed)
+                    who = who[alive]
+            *out, w = surface.step((self, sought, "step"), step, *state, *fixed)
+            state = _State(*out)
+            if zero is None:
+                zero = (w == 0).flatten(1).all(1)
+        x_best, best, label = surface.step((self, sought, "last"), last, *state, *fixed)
+        self._record(end, who, state._replace(x_best=x_best, best=best, label=label))
+        assert zero is not None
+        return zero
+
+    def _tighten(
+        self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, end: _State
+    ) -> tuple[Tensor, Tensor]:
+        """Bisect between each best point, overshot by design, and its original; points and labels."""
+        whole = end.x_best - x
+        good, bad = torch.ones_like(end.best), torch.zeros_like(end.best)
+        x_best, best_label = end.x_best, end.label
+        for _ in range(_BISECTIONS):
+            t = (good + bad) / 2
+            v = (x + tall(t, x).to(x.dtype) * whole).clamp(*self.bounds)
+            label = surface.replayed_logits(v).argmax(1)
+            crossed = (label != y if target is None else label == target) & (end.best > 0)
+            good, bad = torch.where(crossed, t, good), torch.where(crossed, bad, t)
+            x_best = torch.where(tall(crossed, x), v, x_best)
+            best_label = torch.where(crossed, label, best_label)
+        return x_best, best_label
+
+    def _length(self, r: Tensor) -> Tensor:
+        return r.flatten(1).abs().amax(1) if self.norm == "linf" else norm_of(r).flatten()
+
+    def _compact_before(self, k: int, best: Tensor) -> bool:
+        """Whether to drop the samples that are done: seldom on CUDA, where asking waits for the device."""
+        if best.is_cuda:
+            return k & (k - 1) == 0
+        return bool((best <= (self.eps or 0.0)).sum() * 20 >= len(best))
+
+    @staticmethod
+    def _record(end: _State, who: Tensor, state: _State) -> None:
+        for total, part in zip(end[2:], state[2:]):
+            total.index_copy_(0, who, part)

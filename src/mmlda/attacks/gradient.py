@@ -1,0 +1,291 @@
+"""FGSM, BIM, ILCM and PGD: one loop with different values.
+
+    x_{m+1} = P(x_m + a d(grad_x loss(x_m))),   d(g) = sign(g)  or  g / ||g||_2,
+
+where P projects onto the ball of radius eps around the image, and onto the image range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from mmlda.attacks.losses import Loss, check_loss, margin, other_classes
+from mmlda.attacks.noise import Noise
+from mmlda.attacks.result import AttackResult, measure
+from mmlda.attacks.surface import Attack, Surface, survivors
+
+__all__ = ["BIM", "FGSM", "ILCM", "PGD", "ascend"]
+
+Size = float | Tensor  # one for all samples, or [N]
+Bounds = tuple[float, float]
+
+
+def tall(v: Tensor, x: Tensor) -> Tensor:
+    """One value a sample [N], shaped to go with the images: [N, 1, ...]."""
+    return v.view(-1, *[1] * (x.ndim - 1))
+
+
+def per_sample(size: Size, x: Tensor) -> Size:
+    """A size for each sample shaped to multiply images: [N, 1, ...]; a number as it is."""
+    return tall(size.to(x.dtype), x) if isinstance(size, Tensor) else size
+
+
+def norm_of(v: Tensor) -> Tensor:
+    """||v||_2 of each sample, shaped to multiply images: [N, 1, ...]."""
+    return tall(torch.linalg.vector_norm(v.flatten(1), dim=1), v)
+
+
+def direction(g: Tensor, norm: str) -> Tensor:
+    """The unit step that climbs fastest along `g`; 0 where the gradient is exactly 0.
+
+    For L2, `g` is scaled by its largest entry first: a gradient of 1e-25 has a direction too, and its square
+    is 0 in float32.
+    """
+    if norm == "linf":
+        return g.sign()
+    largest = tall(g.flatten(1).abs().amax(1), g)
+    g = g / torch.where(largest > 0, largest, 1.0)
+    return g / norm_of(g).clamp_min(1.0)  # the largest entry is 1, so the norm is at least 1 unless g = 0
+
+
+def limits(x: Tensor, eps: Size, norm: str, bounds: Bounds) -> tuple[Tensor, ...]:
+    """What `project` needs to know about the images, computed once an attack."""
+    if norm == "l2":
+        return (x,)
+    eps = per_sample(eps, x)
+    return (x - eps).clamp_min(bounds[0]), (x + eps).clamp_max(bounds[1])
+
+
+def project(v: Tensor, limit: tuple[Tensor, ...], eps: Size, norm: str, bounds: Bounds) -> Tensor:
+    """`v` brought into the ball around x and into the range.
+
+    For L2 into the one, then into the other, which stays in the ball because x is in the range.
+    """
+    if norm == "linf":
+        return torch.clamp(v, *limit)
+    (x,) = limit
+    delta = v - x
+    size = norm_of(delta)
+    shrink = torch.where(size > per_sample(eps, x), per_sample(eps, x) / size, 1.0)
+    return (x + delta * shrink).clamp(*bounds)
+
+
+def advance(
+    x_adv: Tensor, g: Tensor, limit: tuple[Tensor, ...], eps: Size, step_size: Size, norm: str, bounds: Bounds
+) -> Tensor:
+    """One step of the loop."""
+    v = x_adv + per_sample(step_size, x_adv) * direction(g, norm)
+    return project(v, limit, eps, norm, bounds)
+
+
+def ascend(
+    gradient: Callable[[Tensor], Tensor],
+    x: Tensor,
+    start: Tensor,
+    *,
+    eps: Size,
+    step_size: Size,
+    steps: int,
+    norm: str = "linf",
+    bounds: Bounds = (0.0, 1.0),
+) -> Tensor:
+    """Climb from `start` for `steps` steps in the ball of radius `eps` around `x`: the final points, like x.
+
+    Nothing here looks at a value, so the loop can be part of a captured or compiled training step. `eps` and
+    `step_size` are numbers or one for each sample [N].
+
+    >>> x = torch.tensor([[0.5, 0.05]])
+    >>> ascend(lambda v: torch.tensor([[1.0, -1.0]]), x, x, eps=0.25, step_size=0.125, steps=3)
+    tensor([[0.7500, 0.0000]])
+    """
+    limit = limits(x, eps, norm, bounds)
+    x_adv = start
+    for _ in range(steps):
+        x_adv = advance(x_adv, gradient(x_adv), limit, eps, step_size, norm, bounds)
+    return x_adv
+
+
+def random_start(x: Tensor, eps: Size, norm: str, bounds: Bounds, noise: Noise, draw: int) -> Tensor:
+    """A point uniform in the ball around x, clipped to the range: like x."""
+    shape = tuple(x.shape[1:])
+    if norm == "linf":
+        delta = 2 * noise.uniform(shape, draw, x.dtype) - 1
+    else:
+        delta = noise.normal(shape, draw, x.dtype)
+        radius = per_sample(noise.uniform((), draw - (1 << 32), x.dtype) ** (1 / x[0].numel()), x)
+        delta = delta / norm_of(delta) * radius
+    return project(x + per_sample(eps, x) * delta, limits(x, eps, norm, bounds), eps, norm, bounds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientAttack(Attack):
+    """The loop's settings; `FGSM`, `BIM`, `ILCM` and `PGD` are values of them.
+
+    Args:
+        eps: radius of the ball, on the scale of the images.
+        norm: "linf" or "l2".
+        loss: "ce", "margin", "dlr", "targeted", or a function (model, x, y) -> [N] to be maximised.
+        target: None (away from y), "least-likely" (by the clean logits), "random", or "every" (each class in
+            turn; per sample the first that changes its label).
+        steps: gradients a run.
+        step_size: None for the attack's own.
+        random_start: start at a random point of the ball.
+        restarts: runs; a sample leaves after the first that breaks it.
+    """
+
+    eps: float
+    norm: str = "linf"
+    loss: Loss = "ce"
+    target: str | None = None
+    steps: int = 10
+    step_size: float | None = None
+    random_start: bool = False
+    restarts: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ball(self.eps, self.norm)
+        check_loss(self.loss)
+        if self.target not in (None, "least-likely", "random", "every"):
+            raise ValueError(f'target={self.target!r}: expected None, "least-likely", "random" or "every"')
+        for name in ("steps", "restarts"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)!r}: expected at least 1")
+        if self.step_size is not None and not self.step_size > 0:
+            raise ValueError(f"step_size={self.step_size!r}: expected a positive number, or None")
+
+    def stride(self) -> float:
+        """The step size in use: eps / steps, so that the steps just reach the edge of the ball."""
+        return self.eps / self.steps if self.step_size is None else self.step_size
+
+    def attack(
+        self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor
+    ) -> AttackResult:
+        turns = self._targets(surface, x, y, target, index)
+        # "every" asks for any other class, so it is judged like an attack without a target.
+        goal = turns[0] if len(turns) == 1 else None
+        noise = self.noise(index)
+        best: _Run | None = None
+        for number, (to, _) in enumerate(product(turns, range(self.restarts))):
+            start = x
+            if self.random_start:
+                start = random_start(x, self.eps, self.norm, self.bounds, noise, draw=number)
+            if best is None:
+                best = self._climb(surface, x, y, to, start, goal)
+                continue
+            who = survivors(~best.success)
+            if len(who) == 0:
+                break
+            again = (None if t is None else t[who] for t in (y, to, start, goal))
+            best.improve(who, self._climb(surface, x[who], *again))  # type: ignore[arg-type]
+        assert best is not None
+        return measure(
+            x,
+            best.x_adv,
+            success=best.success,
+            prediction=best.prediction,
+            steps=best.steps,
+            bounds=self.bounds,
+            zero_at_start=best.zero,
+            target=goal,
+        )
+
+    def _targets(
+        self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor
+    ) -> list[Tensor | None]:
+        """The targets to try, one after the other."""
+        if target is not None or self.target is None:
+            return [target]
+        if self.target == "every":
+            return list(other_classes(surface.logits(x), y).unbind(1))
+        return [self.target_for(self.target, surface, x, y, index)]
+
+    def _climb(
+        self, surface: Surface, x: Tensor, y: Tensor, to: Tensor | None, start: Tensor, goal: Tensor | None
+    ) -> _Run:
+        """One run of the loop towards `to`, and the verdict on where it ends: is it `goal`, or just not y."""
+        aimed = to is not None
+
+        def step(x_adv: Tensor, y: Tensor, to: Tensor, *limit: Tensor) -> tuple[Tensor, ...]:
+            g = surface.gradient(self.loss, x_adv, y, to if aimed else None)[2]
+            return advance(x_adv, g, limit, self.eps, self.stride(), self.norm, self.bounds), g
+
+        fixed = (y, y if to is None else to, *limits(x, self.eps, self.norm, self.bounds))
+        x_adv, g = surface.step((self, aimed), step, start, *fixed)
+        zero = (g == 0).flatten(1).all(1)  # [N]
+        for _ in range(self.steps - 1):
+            x_adv, _ = surface.step((self, aimed), step, x_adv, *fixed)
+        if x_adv.is_cuda:
+            x_adv = x_adv.clone()
+        z = surface.replayed_logits(x_adv)
+        prediction = z.argmax(1)
+        success = prediction != y if goal is None else prediction == goal
+        gap = margin(z, y) if goal is None else -margin(z, goal)
+        return _Run(x_adv, success, prediction, gap, zero, torch.full_like(y, self.steps))
+
+
+@dataclass
+class _Run:
+    x_adv: Tensor
+    success: Tensor
+    prediction: Tensor
+    gap: Tensor  # > 0 where the attack has won
+    zero: Tensor
+    steps: Tensor
+
+    def improve(self, who: Tensor, again: _Run) -> None:
+        """Take over what came out better for the samples `who`; a broken sample stays as it is."""
+        open_ = ~self.success[who]
+        self.steps.index_add_(0, who, again.steps * open_)
+        better = open_ & (again.success | (again.gap > self.gap[who]))
+        at = who[better]
+        for name in ("x_adv", "success", "prediction", "gap"):
+            getattr(self, name).index_copy_(0, at, getattr(again, name)[better])
+
+
+def check_ball(eps: float, norm: str) -> None:
+    if not 0 <= eps < float("inf"):
+        raise ValueError(f"eps={eps!r}: expected a radius, 0 or more")
+    if norm not in ("linf", "l2"):
+        raise ValueError(f'norm={norm!r}: expected "linf" or "l2"')
+
+
+@dataclass(frozen=True, kw_only=True)
+class FGSM(GradientAttack):
+    """Fast gradient sign method (Goodfellow et al. 2015): one step of size eps.
+
+    >>> model = torch.nn.Linear(4, 3).eval()
+    >>> x, y = torch.full((2, 4), 0.5), torch.tensor([0, 1])
+    >>> FGSM(eps=0.125)(model, x, y).linf
+    tensor([0.1250, 0.1250])
+    """
+
+    steps: int = field(default=1, init=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BIM(GradientAttack):
+    """Basic iterative method (Kurakin et al. 2017): 10 steps of eps / 10 by default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ILCM(GradientAttack):
+    """Iterative least-likely class method (Kurakin et al. 2017): BIM towards argmin_k Z_k(x)."""
+
+    target: str | None = "least-likely"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PGD(GradientAttack):
+    """Projected gradient descent (Madry et al. 2018): random start, 40 steps of 2.5 eps / steps."""
+
+    steps: int = 40
+    random_start: bool = True
+
+    def stride(self) -> float:
+        return 2.5 * self.eps / self.steps if self.step_size is None else self.step_size

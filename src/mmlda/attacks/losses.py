@@ -1,0 +1,107 @@
+"""What an attack climbs, per sample, and which class it climbs towards.
+
+Every loss is maximised. With Z the logits, y the true class and t the target if there is one:
+
+| name       | without a target                      | with a target                                     |
+|------------|---------------------------------------|---------------------------------------------------|
+| "ce"       | -log P(y)                             | log P(t)                                          |
+| "margin"   | max_{k != y} Z_k - Z_y                | Z_t - max_{k != t} Z_k                            |
+| "dlr"      | (max_{k != y} Z_k - Z_y) / (Z_1 - Z_3) | (Z_t - Z_y) / (Z_1 - (Z_3 + Z_4) / 2)            |
+| "targeted" | -                                     | Z_t - Z_y                                         |
+
+where Z_1 >= Z_2 >= ... are the sorted logits (Croce and Hein 2020). "ce" is what it says: where the gap
+between the logits is so large that its gradient underflows (100 nats and more in float32) it is zero, and the
+attack reports it; "margin" and "targeted" do not saturate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mmlda.attacks.noise import Noise
+
+__all__ = ["LOSSES", "Loss", "check_loss", "choose_target", "margin", "other_classes", "score"]
+
+LOSSES = ("ce", "margin", "dlr", "targeted")
+
+# A name, or a function (model, x, y) -> [N] to be maximised, which gets the target for y where there is one.
+Loss = str | Callable[..., Tensor]
+
+
+def check_loss(loss: Loss) -> None:
+    if not callable(loss) and loss not in LOSSES:
+        names = ", ".join(LOSSES)
+        raise ValueError(f"loss={loss!r}: expected one of {names}, or a function (model, x, y) -> [N]")
+
+
+def score(loss: str, z: Tensor, y: Tensor, target: Tensor | None = None) -> Tensor:
+    """The named loss of logits `z` [N, L] for labels `y` [N], to be maximised: [N].
+
+    >>> z = torch.tensor([[3.0, 1.0, 0.0, -1.0]])
+    >>> score("margin", z, torch.tensor([0])).item(), score("dlr", z, torch.tensor([0])).item()
+    (-2.0, -0.6666666865348816)
+    >>> score("targeted", z, torch.tensor([0]), torch.tensor([3])).item()
+    -4.0
+    """
+    L = z.shape[1]
+    if loss == "ce":
+        if target is None:
+            return F.cross_entropy(z, y, reduction="none")
+        return -F.cross_entropy(z, target, reduction="none")
+    if loss == "margin":
+        return margin(z, y) if target is None else -margin(z, target)
+    if loss == "dlr":
+        if L < (3 if target is None else 4):
+            raise ValueError(
+                f'loss="dlr" needs at least {3 if target is None else 4} classes'
+                f"{'' if target is None else ' with a target'}, the model has {L}: use \"margin\""
+            )
+        if target is None:
+            top = z.topk(3, dim=1).values  # [N, 3]
+            return margin(z, y) / (top[:, 0] - top[:, 2] + 1e-12)
+        top = z.topk(4, dim=1).values  # [N, 4]
+        spread = top[:, 0] - (top[:, 2] + top[:, 3]) / 2
+        return (at(z, target) - at(z, y)) / (spread + 1e-12)
+    if loss == "targeted":
+        if target is None:
+            raise ValueError('loss="targeted" needs a target: set it in the attack or give it in the call')
+        return at(z, target) - at(z, y)
+    raise ValueError(f"loss={loss!r}: expected one of {', '.join(LOSSES)}")
+
+
+def at(z: Tensor, label: Tensor) -> Tensor:
+    """Z_label: [N]."""
+    return z.gather(1, label[:, None]).squeeze(1)
+
+
+def margin(z: Tensor, label: Tensor) -> Tensor:
+    """max_{k != label} Z_k - Z_label: [N]; positive where `label` has lost.
+
+    The label is masked with -inf, not with a large constant, so that logits may be of any size and sign.
+    """
+    others = z.scatter(1, label[:, None], -torch.inf)
+    return others.amax(1) - at(z, label)
+
+
+def choose_target(kind: str, z: Tensor, y: Tensor, noise: Noise) -> Tensor:
+    """A target class other than `y` from the clean logits `z` [N, L]: [N].
+
+    "least-likely" is taken from logits, since float32 probabilities tie at 0; "random" is keyed by sample.
+    """
+    L = z.shape[1]
+    if L < 2:
+        raise ValueError(f"a target needs at least 2 classes, the model has {L}")
+    if kind == "least-likely":
+        return z.scatter(1, y[:, None], torch.inf).argmin(1)
+    if kind == "random":
+        return (y + 1 + noise.integers(L - 1, (), draw=-1)) % L
+    raise ValueError(f'target={kind!r}: expected "least-likely", "random", "every", a class or labels [N]')
+
+
+def other_classes(z: Tensor, y: Tensor) -> Tensor:
+    """The classes other than y by their logits `z` [N, L], the most likely first: int64 [N, L - 1]."""
+    return z.scatter(1, y[:, None], -torch.inf).argsort(dim=1, descending=True, stable=True)[:, :-1]

@@ -1,0 +1,234 @@
+"""Square attack (Andriushchenko et al. 2020): random search with squares, no gradients.
+
+Each query changes a window of the perturbation and keeps it if the margin max_{k != y} Z_k - Z_y has grown. The
+windows shrink on a fixed schedule. What it breaks beyond the gradient attacks had masked gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mmlda.attacks.gradient import check_ball, tall
+from mmlda.attacks.losses import margin
+from mmlda.attacks.result import AttackResult, measure
+from mmlda.attacks.surface import Attack, Surface, survivors
+
+__all__ = ["Square"]
+
+_BLOCK = 50  # queries drawn at once; samples leave between blocks
+
+
+def share(query: int, queries: int, p: float) -> float:
+    """The share of the image a window covers: p, halved at 10, 50, 200, 1000, ... of 10,000 queries."""
+    at = query / queries * 10_000
+    return p / 2 ** sum(at > mark for mark in (10, 50, 200, 1000, 2000, 4000, 6000, 8000))
+
+
+def window(p: float, H: int, W: int, least: int) -> tuple[int, int]:
+    """Height and width of a window with the share `p` of an H x W image, as square as fits, `least` or more."""
+    side = max(round(math.sqrt(p * H * W)), least)
+    h = min(side, H)
+    return h, min(max(round(p * H * W / h), least), W)
+
+
+def bump(h: int, w: int) -> Tensor:
+    """The L2 update of the paper on an h x w window: two pyramids of opposite sign, norm 1."""
+
+    def pyramid(h: int, w: int) -> Tensor:
+        i, j = (torch.arange(n, dtype=torch.float64) for n in (h, w))
+        away = torch.maximum((i - h // 2).abs()[:, None], (j - w // 2).abs()[None])  # [h, w]
+        rings = max(h, w) // 2 + 1
+        return sum(((away <= k) / (k + 1.0) ** 2 for k in range(rings)), torch.zeros(h, w))
+
+    if h * w == 1:
+        return torch.ones(1, 1, dtype=torch.float64)
+    if w >= h:
+        patch = torch.cat([pyramid(h, w // 2), -pyramid(h, w - w // 2)], 1)
+    else:
+        patch = torch.cat([pyramid(h // 2, w), -pyramid(h - h // 2, w)], 0)
+    return patch / patch.norm()
+
+
+class _State(NamedTuple):
+    """Of each sample: the best point, its margin, its label, the queries spent."""
+
+    x_best: Tensor
+    f_best: Tensor
+    label: Tensor
+    spent: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Square(Attack):
+    """Black-box attack by random search. A sample is done when it is misclassified, or takes its target.
+
+    Args:
+        eps: radius of the ball, on the scale of the images.
+        norm: "linf" or "l2".
+        queries: most forward passes a sample.
+        p: the share of the image that the first windows cover.
+
+    >>> model = torch.nn.Linear(16, 3).eval()
+    >>> x, y = torch.full((2, 16), 0.5), torch.tensor([0, 1])
+    >>> bool((Square(eps=0.25, queries=20)(model, x, y).linf <= 0.25).all())
+    True
+    """
+
+    eps: float
+    norm: str = "linf"
+    queries: int = 5000
+    p: float = 0.8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ball(self.eps, self.norm)
+        if self.queries < 1:
+            raise ValueError(f"queries={self.queries!r}: expected at least 1")
+        if not 0 < self.p <= 1:
+            raise ValueError(f"p={self.p!r}: expected a share of the image, in (0, 1]")
+
+    def attack(
+        self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor
+    ) -> AttackResult:
+        shape, sought = x.shape, target is not None
+        C, H, W = x.shape[1:] if x.ndim == 4 else (1, 1, x[0].numel())
+        images = x.reshape(-1, C, H, W)
+        noise, who = self.noise(index), torch.arange(len(y), device=y.device)
+        goal = y if target is None else target
+
+        def look(v: Tensor, y: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
+            """The margin, infinite where the attack has won, and the label."""
+            z = surface.logits(v.reshape(-1, *shape[1:]))
+            label = z.argmax(1)
+            f = -margin(z, goal) if sought else margin(z, y)
+            return torch.where(label == goal if sought else label != y, torch.inf, f), label
+
+        def step(*tensors: Tensor) -> _State:
+            x_best, f_best, label, spent, x, y, goal, corner, sign, size, canvas = tensors
+            if self.norm == "linf":
+                v = self._patch_linf(x, x_best, corner, sign, size)
+            else:
+                v = self._patch_l2(x, x_best, corner, sign, size, canvas)
+            f, new = look(v, y, goal)
+            better = f > f_best
+            return _State(
+                torch.where(tall(better, x), v, x_best),
+                torch.where(better, f, f_best),
+                torch.where(better, new, label),
+                spent + (f_best < torch.inf),
+            )
+
+        # The image itself first, so that a misclassified one stays as it is; then stripes or a grid of bumps.
+        f, label = look(images, y, goal)
+        end = _State(images.clone(), f.clone(), label.clone(), torch.zeros_like(y))
+        start = self._start(images, noise.bits((C * H * W,), -2))
+        f_start, label_start = look(start, y, goal)
+        done = f == torch.inf
+        state = _State(
+            torch.where(tall(done, images), images, start),
+            torch.where(done, f, f_start),
+            torch.where(done, label, label_start),
+            (~done).long(),
+        )
+        fixed: tuple[Tensor, ...] = (images, y, goal)
+        for block in range(0, self.queries - 1, _BLOCK):
+            for total, part in zip(end, state):
+                total.index_copy_(0, who, part)
+            alive = survivors(state.f_best < torch.inf)
+            if len(alive) == 0:
+                break
+            if len(alive) < len(who):
+                state, fixed = _State(*(t[alive] for t in state)), tuple(t[alive] for t in fixed)
+                who, noise = who[alive], noise.take(alive)
+            sizes = [
+                window(share(q, self.queries, self.p), H, W, 1 if self.norm == "linf" else 3)
+                for q in range(block + 1, min(block + _BLOCK, self.queries - 1) + 1)
+            ]
+            size = torch.tensor(sizes, device=x.device)  # [T, 2]
+            room = torch.tensor([H + 1, W + 1], device=x.device) - size  # [T, 2]
+            T, windows = len(sizes), 1 if self.norm == "linf" else 2
+            corners = noise.integers(room.repeat(1, windows), (T, 2 * windows), draw=2 * block)
+            signs = noise.integers(2, (T, C), draw=2 * block + 1).to(x.dtype) * 2 - 1  # [n, T, C]
+            canvas = images
+            for t, (h, w) in enumerate(sizes):
+                if self.norm == "l2" and (t == 0 or sizes[t - 1] != (h, w)):
+                    canvas = torch.zeros(H, W, device=x.device, dtype=x.dtype)
+                    canvas[:h, :w] = bump(h, w)
+                varying = (corners[:, t], signs[:, t], size[t], canvas if self.norm == "l2" else size[t])
+                state = _State(*surface.step((self, sought), step, *state, *fixed, *varying))
+        for total, part in zip(end, state):
+            total.index_copy_(0, who, part)
+        return measure(
+            x,
+            end.x_best.reshape(shape),
+            success=end.f_best == torch.inf,
+            prediction=end.label,
+            steps=end.spent,
+            bounds=self.bounds,
+            target=target,
+        )
+
+    def _start(self, x: Tensor, bits: Tensor) -> Tensor:
+        """Vertical stripes of +-eps, or for L2 a grid of bumps of +-1, of norm eps."""
+        N, C, H, W = x.shape
+        if self.norm == "linf":
+            sign = (bits[:, : C * W] & 1).view(N, C, 1, W).to(x.dtype) * 2 - 1
+            return self._clip(x, x + self.eps * sign)
+        h, w = window(0.04, H, W, 1)  # a fifth of each side
+        tile = bump(h, w).repeat(-(-H // h), -(-W // w))[:H, :W].to(x)  # [H, W]
+        rows, columns = (torch.arange(n, device=x.device) for n in (H, W))
+        cell = (rows // h)[:, None] * W + (columns // w)[None]  # [H, W], less than H W
+        sign = (bits.view(N, C, -1)[:, :, cell.flatten()] & 1).view(N, C, H, W).to(x.dtype) * 2 - 1
+        delta = sign * tile
+        delta = delta * (self.eps / tall(delta.flatten(1).norm(dim=1), x))
+        return self._clip(x, x + delta)
+
+    def _clip(self, x: Tensor, v: Tensor) -> Tensor:
+        if self.norm == "linf":
+            v = torch.clamp(v, x - self.eps, x + self.eps)
+        return v.clamp(*self.bounds)
+
+    def _patch_linf(self, x: Tensor, x_best: Tensor, corner: Tensor, sign: Tensor, size: Tensor) -> Tensor:
+        """A window moved to +-eps, one sign for each channel."""
+        inside = _inside(corner, size, x)  # [N, 1, H, W]
+        return self._clip(x, torch.where(inside, x + self.eps * sign[:, :, None, None], x_best))
+
+    def _patch_l2(
+        self, x: Tensor, x_best: Tensor, corner: Tensor, sign: Tensor, size: Tensor, canvas: Tensor
+    ) -> Tensor:
+        """A bump added in one window; its norm comes from another window, emptied, and from what is unused."""
+        C, H, W = x.shape[1:]
+        delta = x_best - x
+        here, there = _inside(corner[:, :2], size, x), _inside(corner[:, 2:], size, x)
+
+        def energy(part: Tensor) -> Tensor:
+            return (delta * part).square().sum((2, 3), keepdim=True)  # [N, C, 1, 1]
+
+        rows, columns = (
+            (torch.arange(n, device=x.device) - corner[:, axis, None]).clamp_min(0)
+            for axis, n in ((0, H), (1, W))
+        )
+        placed = canvas[rows[:, :, None], columns[:, None, :]][:, None] * here  # [N, 1, H, W]
+        old = energy(here).sqrt()
+        new = sign[:, :, None, None] * placed + delta * here / torch.where(old > 0, old, 1.0)
+        unused = (self.eps**2 - delta.square().sum((1, 2, 3), keepdim=True)).clamp_min(0)
+        available = (energy(here | there) + unused / C).sqrt()
+        length = new.square().sum((2, 3), keepdim=True).sqrt()
+        new = new * (available / torch.where(length > 0, length, 1.0))
+        delta = torch.where(here, new, torch.where(there, 0.0, delta))
+        # The clip moves towards x and can only shorten; rounding can lengthen, by an ulp a query, so trim.
+        norm = tall(delta.flatten(1).norm(dim=1), x)
+        return self._clip(x, x + delta * torch.where(norm > self.eps, self.eps / norm, 1.0))
+
+
+def _inside(corner: Tensor, size: Tensor, x: Tensor) -> Tensor:
+    """Which pixels are in the window of `size` [2] at `corner` [N, 2]: bool [N, 1, H, W]."""
+    H, W = x.shape[2:]
+    row = torch.arange(H, device=x.device) - corner[:, :1]  # [N, H]
+    column = torch.arange(W, device=x.device) - corner[:, 1:]  # [N, W]
+    return ((row >= 0) & (row < size[0]))[:, None, :, None] & ((column >= 0) & (column < size[1]))[:, None, None]

@@ -1,0 +1,288 @@
+"""The caller's model as an attack sees it: guarded, checked, differentiable in its input.
+
+`Attack` is what every attack inherits: it checks the arguments, puts the model into eval mode and back, cuts
+the batch, and hands a `Surface` to the attack itself. A `Surface` gives logits and gradients, and never
+touches the parameters' `.grad`, the caller's tensors or any generator.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from mmlda.attacks.losses import Loss, choose_target, score
+from mmlda.attacks.noise import Noise
+from mmlda.attacks.replay import Step, replay
+from mmlda.attacks.result import AttackResult, concatenate, nothing
+
+__all__ = ["Attack", "Model", "Surface", "guarded", "survivors"]
+
+Model = Callable[[Tensor], Tensor]
+
+
+class Surface:
+    """Logits and gradients of `model`, for one call of an attack.
+
+    `y` and `target` are the labels of the whole call: they are checked once, against the first logits.
+    """
+
+    def __init__(self, model: Model, y: Tensor, target: Tensor | None = None) -> None:
+        self.model = model
+        self.classes: int | None = None  # L, known after the first logits
+        self._labels = {"y": y, "target": target}
+        self._graphs: dict[object, Step] = {}
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Z(x) in at least float32: [N, L]."""
+        z = self.model(x)
+        if self.classes is None:
+            self._inspect(z, len(x))
+        return z if z.dtype in (torch.float32, torch.float64) else z.float()
+
+    def replayed_logits(self, x: Tensor) -> Tensor:
+        """`logits` without autograd and, on CUDA, as a graph: a buffer that the next call overwrites."""
+        return self.step("logits", lambda v: (self.logits(v),), x)[0]
+
+    def count(self, x: Tensor) -> int:
+        """L, the number of classes; asks the model about one image if it has not answered yet."""
+        if self.classes is None:
+            self.logits(x[:1])
+        assert self.classes is not None
+        return self.classes
+
+    def gradient(
+        self, loss: Loss, x: Tensor, y: Tensor, target: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """The loss [N], the logits [N, L], the gradient of the loss in x [like x]; all detached.
+
+        The logits are None for a loss that is a function, since it runs the model itself.
+        """
+        with torch.enable_grad():
+            x = x.detach().requires_grad_(True)
+            if callable(loss):
+                z, _ = None, self.count(x)
+                value = loss(self.model, x, y if target is None else target)  # [N]
+                if value.shape != y.shape:
+                    shape = tuple(value.shape)
+                    raise ValueError(f"loss returned shape {shape}: expected one value a sample, [{len(y)}]")
+            else:
+                z = self.logits(x)  # [N, L]
+                value = score(loss, z, y, target)  # [N]
+            if not value.requires_grad:
+                raise ValueError("model: its output does not depend on x in a way torch can differentiate")
+            (g,) = torch.autograd.grad(value.sum(), x)
+        return value.detach(), None if z is None else z.detach(), g
+
+    def step(self, key: object, step: Step, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """`step(*inputs)`; on CUDA as a graph, captured once a call for each `key` and shape.
+
+        `step` must be the same function of its inputs whenever `key` is the same. The outputs may be
+        overwritten by the next call with the same key.
+        """
+        if not inputs[0].is_cuda:
+            return step(*inputs)
+        key = (key, *((t.shape, t.dtype) for t in inputs))
+        if key not in self._graphs:
+            self._graphs[key] = replay(step, inputs)
+        return self._graphs[key](*inputs)
+
+    @torch.no_grad()
+    def _inspect(self, z: Tensor, n: int) -> None:
+        """Check the model's first answer, where a wrong one can still be explained."""
+        if z.ndim != 2 or len(z) != n:
+            shape = tuple(z.shape)
+            raise ValueError(f"model returned shape {shape} for {n} images: expected logits [{n}, classes]")
+        self.classes = L = z.shape[1]
+        if z.is_cuda and torch.cuda.is_current_stream_capturing():
+            return
+        for name, label in self._labels.items():
+            if label is not None and not bool(((label >= 0) & (label < L)).all()):
+                low, high = int(label.min()), int(label.max())
+                raise ValueError(f"{name} has labels {low} to {high}: the model has classes 0 to {L - 1}")
+        z = z.float()
+        if bool(z.isnan().any()):
+            raise ValueError("model returned NaN logits on the images as given")
+        if L > 1 and bool((z >= 0).all() & ((z.sum(1) - 1).abs() < 1e-3).all()):
+            warnings.warn(
+                "the model seems to return probabilities: attack its logits, since softmax flattens the "
+                "gradient and the result says more about float32 than about robustness",
+                UserWarning,
+                stacklevel=2,
+            )
+
+
+@contextmanager
+def guarded(model: Model) -> Iterator[None]:
+    """The model in eval mode, autograd usable, and everything back as it was afterwards.
+
+    A model left in train mode is a mistake more often than not (batch statistics make the samples of a batch
+    depend on each other), so it is said; every submodule gets its own mode back.
+    """
+    training = [m for m in model.modules() if m.training] if isinstance(model, nn.Module) else []
+    if training:
+        warnings.warn(
+            "the model is in train mode: it is attacked in eval mode and given back as it was",
+            UserWarning,
+            stacklevel=3,
+        )
+    try:
+        for m in training:
+            m.training = False
+        with torch.inference_mode(False), torch.no_grad():
+            yield
+    finally:
+        for m in training:
+            m.training = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack:
+    """What every attack shares. A subclass adds its settings and says in `attack` what it does with a batch.
+
+    Args:
+        bounds: the image range; `x` may be outside by a rounding error.
+        seed: of the attack's random choices, which are keyed by (seed, index of the sample).
+        batch_size: most images at a time; None for all at once.
+        memory_limit: bytes; the batch size is chosen so that the attack's activations stay below.
+    """
+
+    bounds: tuple[float, float] = (0.0, 1.0)
+    seed: int = 0
+    batch_size: int | None = None
+    memory_limit: int | None = None
+
+    def __post_init__(self) -> None:
+        lo, hi = self.bounds
+        if not (lo < hi and hi - lo < float("inf")):
+            raise ValueError(f"bounds={self.bounds!r}: expected (low, high) with low < high")
+        for name in ("batch_size", "memory_limit"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value!r}: expected at least 1, or None")
+
+    def __call__(
+        self,
+        model: Model,
+        x: Tensor,
+        y: Tensor,
+        *,
+        target: Tensor | int | None = None,
+        index: Tensor | None = None,
+    ) -> AttackResult:
+        """Attack `model` at the images `x` [N, ...] with labels `y` [N].
+
+        Args:
+            model: x -> logits [N, L].
+            target: a class, or a class for each sample [N]; overrides the attack's own choice.
+            index: int64 [N], the samples' identities for random choices; 0 .. N - 1 by default.
+        """
+        with guarded(model):
+            x, y, target, index = self._prepare(x, y, target, index)
+            if len(x) == 0:
+                return nothing(x)
+            surface = Surface(model, y, target)
+            size = self._batch(surface, x)
+            columns = [x, y, index] if target is None else [x, y, index, target]
+            parts = []
+            for i in range(0, len(x), size):
+                batch = [t[i : i + size] for t in columns]
+                n = len(batch[0])
+                if x.is_cuda and n < size:  # filled up to the others' shape, so that their graphs serve
+                    batch = [torch.cat([part, t[: size - n]]) for part, t in zip(batch, columns)]
+                xs, ys, who, *to = batch
+                parts.append(self.attack(surface, xs, ys, to[0] if to else None, who).take(slice(n)))
+            return concatenate(parts)
+
+    def attack(
+        self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor
+    ) -> AttackResult:
+        """Attack one batch; called without autograd, with `x` inside the range and the model in eval mode."""
+        raise NotImplementedError
+
+    def noise(self, index: Tensor) -> Noise:
+        return Noise(self.seed, index)
+
+    def target_for(
+        self, kind: str | None, surface: Surface, x: Tensor, y: Tensor, index: Tensor
+    ) -> Tensor | None:
+        """The target a setting asks for, from the clean logits; None for none."""
+        return None if kind is None else choose_target(kind, surface.logits(x), y, self.noise(index))
+
+    def _prepare(
+        self, x: Tensor, y: Tensor, target: Tensor | int | None, index: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """Check the arguments and bring them into one form; the caller's tensors are not written to."""
+        if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim < 2:
+            what = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"x is {what}: expected a floating-point tensor [N, ...]")
+        if isinstance(target, int):
+            target = torch.full_like(y, target)
+        if index is None:
+            index = torch.arange(len(x), device=x.device)
+        labels = {"y": y, "target": target, "index": index}
+        for name, label in labels.items():
+            if label is None:
+                continue
+            if label.shape != (len(x),) or label.is_floating_point() or label.dtype == torch.bool:
+                what = f"{label.dtype} {tuple(label.shape)}"
+                raise ValueError(f"{name} is {what}: expected integers [{len(x)}]")
+            if label.device != x.device:
+                raise ValueError(f"{name} is on {label.device}: expected {x.device}, where x is")
+            labels[name] = label.detach().to(torch.int64)
+        lo, hi = self.bounds
+        x = x.detach()
+        if len(x) and not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+            # A rounding error outside is the caller's arithmetic (normalise and back); more is a mistake.
+            slack = (hi - lo) * max(1e-5, 4 * torch.finfo(x.dtype).eps)
+            low, high = (float(v) for v in torch.stack(torch.aminmax(x)).double())
+            if not (low >= lo - slack and high <= hi + slack):  # also false for NaN
+                raise ValueError(f"x has values {low} to {high}: expected the range bounds={self.bounds}")
+        x = x.clamp(lo, hi)
+        given = labels["y"], labels["target"], labels["index"]
+        return x, *given  # type: ignore[return-value]
+
+    def _batch(self, surface: Surface, x: Tensor) -> int:
+        """The batch size: as told, and such that activations and a dozen copies of the images fit."""
+        size = len(x) if self.batch_size is None else min(self.batch_size, len(x))
+        if self.memory_limit is not None:
+            bytes_each = activation_bytes(surface, x[:1]) + 12 * x[0].numel() * x.element_size()
+            size = max(1, min(size, self.memory_limit // bytes_each))
+        return size
+
+
+def activation_bytes(surface: Surface, x: Tensor) -> int:
+    """What a forward pass keeps for the backward pass for one image, without what every batch shares."""
+
+    def saved(images: Tensor) -> int:
+        kept: dict[tuple[int, torch.Size], int] = {}
+
+        def pack(t: Tensor) -> Tensor:
+            kept[t.data_ptr(), t.shape] = t.numel() * t.element_size()
+            return t
+
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            surface.logits(images.detach().requires_grad_(True)).sum()
+        return sum(kept.values())
+
+    return max(1, saved(torch.cat([x, x])) - saved(x))
+
+
+def survivors(alive: Tensor) -> Tensor:
+    """Who goes on after a compaction point, given who is alive (bool [N]): int64 indices, ascending.
+
+    Exactly the living on the CPU. On CUDA the number is N, N/2, N/4, ..., so that few graphs are captured:
+    the places left over go to samples that are done, whose results must not be used again. Waits for the
+    device.
+    """
+    n = int(alive.sum())
+    if alive.is_cuda and n:
+        size = len(alive)
+        while size // 2 >= n:
+            size //= 2
+        n = size
+    return alive.to(torch.int8).argsort(descending=True, stable=True)[:n].sort().values

@@ -1,0 +1,104 @@
+"""The worst of several attacks, sample by sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmlda.attacks.apgd import APGD
+from mmlda.attacks.fab import FAB
+from mmlda.attacks.gradient import check_ball
+from mmlda.attacks.losses import Loss
+from mmlda.attacks.result import AttackResult, measure
+from mmlda.attacks.square import Square
+from mmlda.attacks.surface import Attack, Surface, survivors
+
+__all__ = ["WorstCase"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorstCase(Attack):
+    """Every attack of a list on whatever the ones before it have left: per sample the worst case.
+
+    The standard list, each with the `eps` and `norm` given here:
+
+    1. APGD on the cross-entropy, 100 steps;
+    2. APGD on the margin, 100 steps, which does not stand still where the cross-entropy is saturated;
+    3. APGD on the targeted DLR loss (on the targeted margin with 2 or 3 classes), 9 targets of 100 steps;
+    4. FAB, 9 targets;
+    5. Square, which uses no gradient;
+
+    and, after the first two, APGD on each of `losses`. A broken sample's `x_adv` is where it broke; one that
+    holds is left at the first attack's final point. `winner` says which attack of `attack_list()` broke it.
+
+    Args:
+        eps: radius of the ball, on the scale of the images.
+        norm: "linf" or "l2".
+        losses: more losses, such as one on the model's features: functions (model, x, y) -> [N] or names.
+        attacks: the list, instead of the standard one. A minimum-norm attack counts within eps.
+    """
+
+    eps: float
+    norm: str = "linf"
+    losses: Sequence[Loss] = ()
+    attacks: Sequence[Attack] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ball(self.eps, self.norm)
+        object.__setattr__(self, "losses", tuple(self.losses))
+        if self.attacks is not None:
+            object.__setattr__(self, "attacks", tuple(self.attacks))
+            for attack in self.attacks:
+                if attack.bounds != self.bounds:
+                    raise ValueError(f"attacks: {attack} has other bounds than the worst case, {self.bounds}")
+
+    def attack_list(self) -> tuple[Attack, ...]:
+        """The attacks in the order they are run."""
+        if self.attacks is not None:
+            return tuple(self.attacks)
+        ball = {"eps": self.eps, "norm": self.norm, "bounds": self.bounds, "seed": self.seed}
+        return (
+            APGD(**ball),
+            APGD(loss="margin", **ball),
+            *(APGD(loss=loss, **ball) for loss in self.losses),
+            APGD(loss="dlr", target="every", **ball),
+            FAB(**ball),
+            Square(**ball),
+        )
+
+    def attack(
+        self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor
+    ) -> AttackResult:
+        steps, winner = torch.zeros_like(y), torch.full_like(y, -1)
+        x_adv, label, zero = x, y, None
+        for number, attack in enumerate(self.attack_list()):
+            who = survivors(winner < 0)
+            if len(who) == 0:
+                break
+            to = None if target is None else target[who]
+            result = attack.attack(surface, x[who], y[who], to, index[who])
+            open_ = winner[who] < 0
+            steps = steps.index_add(0, who, result.steps * open_)
+            size = result.linf if self.norm == "linf" else result.l2
+            # A fixed-budget attack is in the ball by construction, up to rounding.
+            won = open_ & result.success & (size <= self.eps * (1 + 1e-5) + 1e-7 * max(map(abs, self.bounds)))
+            take = open_ if number == 0 else won
+            x_adv = x_adv.index_copy(0, who[take], result.x_adv[take])
+            label = label.index_copy(0, who[take], result.prediction[take])
+            winner = winner.index_copy(0, who[won], torch.full_like(who[won], number))
+            zero = result.zero_at_start if number == 0 else zero
+        return measure(
+            x,
+            x_adv,
+            success=winner >= 0,
+            prediction=label,
+            steps=steps,
+            bounds=self.bounds,
+            zero_at_start=zero,
+            target=target,
+            winner=winner,
+        )

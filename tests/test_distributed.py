@@ -1,0 +1,60 @@
+"""One network over two real processes (torchrun, gloo) is the same network as one process makes."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+COMMON = ["--data", "digits", "--head", "softmax", "--recipe", "digits-sr", "--steps", "40", "--device", "cpu",
+          "--set", "batch_size=64", "--set", "lr=0.2", "--model", "width=8"]  # fmt: skip
+
+
+def run(out, *extra, processes=1):
+    command = [sys.executable]
+    if processes > 1:
+        command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, "-m", "mmlda", "train", *COMMON, "--out", str(out), "--json", *extra],
+                          capture_output=True, text=True, timeout=300, env=environment)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.strip().splitlines()[-1]), load_file(out / "model.safetensors")
+
+
+def parameters_agree(a, b, tolerance=1e-5):
+    statistics = ("running_mean", "running_var", "num_batches_tracked")
+    names = [name for name in a if not name.endswith(statistics)]
+    return max(float((a[name] - b[name]).abs().max()) for name in names) <= tolerance
+
+
+def test_without_batch_norm_two_processes_are_one(tmp_path):
+    result, one = run(tmp_path / "one", "--model", "batch_norm=false")
+    again, two = run(tmp_path / "two", "--model", "batch_norm=false", processes=2)
+    assert parameters_agree(one, two)
+    _, start = run(tmp_path / "start", "--model", "batch_norm=false", "--set", "steps=1")
+    assert not parameters_agree(one, start, 0.01)  # they did move
+    assert abs(result["loss"] - again["loss"]) < 1e-4
+
+
+@pytest.mark.long
+def test_with_batch_norm_two_processes_are_one_that_accumulates_the_same_halves(tmp_path):
+    _, one = run(tmp_path / "one", "--set", "accumulate=2")
+    _, two = run(tmp_path / "two", processes=2)
+    _, whole = run(tmp_path / "whole")
+    assert parameters_agree(one, two)
+    assert not parameters_agree(whole, two)  # batch statistics of a half are not those of the whole
+
+
+@pytest.mark.long
+def test_two_processes_go_on_from_a_checkpoint(tmp_path):
+    _, whole = run(tmp_path / "whole", processes=2)
+    _, part = run(tmp_path / "part", processes=2)
+    newest = sorted((tmp_path / "part").glob("step-*.json"))
+    for path in (newest[-1], tmp_path / "part" / "model.safetensors"):
+        path.unlink()
+    _, again = run(tmp_path / "part", processes=2)
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    assert all(torch.equal(part[name], again[name]) for name in part)

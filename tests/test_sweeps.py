@@ -1,0 +1,140 @@
+"""Several networks at once, lists of jobs, a real Ray cluster, and cross-validation of C."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+import mmlda
+from mmlda.models import build
+from mmlda.recipes import RECIPES, Recipe
+from mmlda.sweeps import Job, cross_validate, fit_many, sweep
+from mmlda.training import fit
+
+SMALL = {"backbone": "conv_net", "width": 4, "head": "mmlda", "dim": 12}
+QUICK = Recipe(steps=20, optimizer="adam", lr=3e-3, batch_size=32)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return mmlda.data.load("digits")
+
+
+def same(a, b):
+    a, b = (m.state_dict() for m in (a, b))
+    return all(torch.equal(a[name].cpu(), b[name].cpu()) for name in a)
+
+
+def test_fit_many_is_fit_for_each(digits):
+    recipes = [dataclasses.replace(QUICK, seed=s, steps=15 + 5 * s) for s in range(3)]
+    together = [build(SMALL, seed=s) for s in range(3)]
+    runs = fit_many(together, digits[0], recipes, show=False)
+    for s, (model, recipe, run) in enumerate(zip(together, recipes, runs)):
+        alone = build(SMALL, seed=s)
+        fit(alone, digits[0], recipe, show=False)
+        assert same(model, alone) and run.step == recipe.steps
+    with pytest.raises(ValueError, match="recipes has 2 entries"):
+        fit_many(together, digits[0], recipes[:2], show=False)
+
+
+def jobs(n=4):
+    recipes = [dataclasses.replace(QUICK, seed=s) for s in range(n)]
+    return [Job(name=f"seed={r.seed}", model=SMALL, recipe=r, data="digits") for r in recipes]
+
+
+def files(folder):
+    """What a sweep leaves, without what depends on the clock."""
+    kept = {}
+    for path in sorted(folder.glob("*.json")):
+        record = json.loads(path.read_text())
+        record.pop("seconds")
+        record.pop("versions")
+        kept[path.name] = (record, path.with_suffix(".safetensors").read_bytes())
+    return kept
+
+
+def test_a_sweep_does_only_what_is_missing(tmp_path, monkeypatch):
+    records = sweep(jobs(), tmp_path, show=False)
+    assert [r["name"] for r in records] == [f"seed={s}" for s in range(4)]
+    assert len({r["accuracy"] for r in records}) > 1 and all(len(r["per_class"]) == 10 for r in records)
+    before = files(tmp_path)
+    (tmp_path / "seed=2.json").unlink()
+    done = []
+    from mmlda import sweeps
+
+    real = sweeps.run_job
+    monkeypatch.setattr(sweeps, "run_job", lambda job, **options: done.append(job.name) or real(job, **options))
+    again = sweep(jobs(), tmp_path, show=False)
+    assert done == ["seed=2"]
+    assert files(tmp_path) == before and [r["accuracy"] for r in again] == [r["accuracy"] for r in records]
+
+
+def test_a_result_of_another_job_is_not_taken_for_this_one(tmp_path):
+    sweep(jobs(1), tmp_path, show=False)
+    other = dataclasses.replace(jobs(1)[0], recipe=dataclasses.replace(QUICK, lr=0.5))
+    with pytest.raises(ValueError, match="the result of another job: its recipe"):
+        sweep([other], tmp_path, show=False)
+    with pytest.raises(ValueError, match="same name twice"):
+        sweep(jobs(1) * 2, tmp_path, show=False)
+    with pytest.raises(ValueError, match="name ="):
+        dataclasses.replace(other, name="../x")
+    with pytest.raises(ValueError, match="part ="):
+        dataclasses.replace(other, part=("fold", 1))
+
+
+def test_parts_of_the_data(digits):
+    train, test = digits
+    job = jobs(1)[0]
+    held = [dataclasses.replace(job, part=("fold", k, 5, 0)).sets() for k in range(5)]
+    assert sum(len(v) for _, v in held) == len(train) and all(len(t) + len(v) == len(train) for t, v in held)
+    rest, out = dataclasses.replace(job, part=("holdout", 200, 0)).sets()
+    assert len(out) == 200 and len(rest) == len(train) - 200
+    alpha = tuple([1.0] + [0.2] * 9)
+    biased, biased_test = dataclasses.replace(job, part=("biased", alpha, 0)).sets()
+    assert biased.priors[0] > 0.25 and biased_test.priors[0] > 0.25 and len(biased_test) < len(test)
+
+
+@pytest.mark.long
+def test_a_ray_cluster_of_two_workers_gives_the_same_files(tmp_path):
+    ray = pytest.importorskip("ray", reason="the extra mmlda[ray] is not installed")
+    sweep(jobs(), tmp_path / "here", show=False)
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        assert ray.cluster_resources()["CPU"] == 2
+        half = sweep(jobs()[:2], tmp_path / "ray", ray="local", show=False)
+        sweep(jobs(), tmp_path / "ray", ray="local", show=False)
+    finally:
+        ray.shutdown()
+    there, here = files(tmp_path / "ray"), files(tmp_path / "here")
+    assert there.keys() == here.keys() and len(half) == 2
+    for name in here:
+        a, b = here[name][0], there[name][0]
+        assert {k: v for k, v in a.items() if k != "loss"} == {k: v for k, v in b.items() if k != "loss"}
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)  # workers may use another number of threads
+
+
+def test_cross_validation_of_C(tmp_path):
+    recipe = Recipe(steps=60, optimizer="adam", lr=3e-3, batch_size=64)
+    settings = {"C": [1e-3, 100.0], "model": dict(SMALL, width=16), "out": tmp_path, "folds": 3, "show": False}
+    table = cross_validate("digits", recipe, **settings)
+    assert [row["log10_C"] for row in table] == [-3.0, 2.0] and all(len(row["errors"]) == 3 for row in table)
+    assert table[0]["mean"] > table[1]["mean"] + 5  # a far too small C: the classes overlap and training crawls
+    import statistics
+
+    assert table[1]["std"] == pytest.approx(statistics.stdev(table[1]["errors"]))
+    stamps = {p: p.stat().st_mtime_ns for p in tmp_path.glob("*.json")}
+    assert len(stamps) == 6
+    assert cross_validate("digits", recipe, **settings) == table
+    assert stamps == {p: p.stat().st_mtime_ns for p in tmp_path.glob("*.json")}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_several_networks_on_one_gpu_learn(digits):
+    models = [build(dict(SMALL, width=16, dim=32), seed=s) for s in range(4)]
+    recipe = RECIPES["digits-mmlda"].scaled(300)
+    recipes = [dataclasses.replace(recipe, seed=s) for s in range(4)]
+    runs = fit_many(models, digits[0], recipes, device="cuda", show=False)
+    assert all(run.step == 300 for run in runs)
+    assert all(mmlda.accuracy(model, digits[1]).accuracy > 0.93 for model in models)
+    assert not same(models[0], models[1])
