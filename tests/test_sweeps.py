@@ -63,11 +63,17 @@ def test_a_sweep_does_only_what_is_missing(tmp_path, monkeypatch):
     done = []
     from mmlda import sweeps
 
-    real = sweeps.run_job
-    monkeypatch.setattr(sweeps, "run_job", lambda job, **options: done.append(job.name) or real(job, **options))
-    again = sweep(jobs(), tmp_path, show=False)
+    real = sweeps.run_jobs
+    monkeypatch.setattr(sweeps, "run_jobs", lambda some, **o: done.extend(job.name for job in some) or real(some, **o))
+    again = sweep(jobs(), tmp_path, show=False, at_once=3)
     assert done == ["seed=2"]
     assert files(tmp_path) == before and [r["accuracy"] for r in again] == [r["accuracy"] for r in records]
+
+
+def test_jobs_at_once_are_the_same_jobs(tmp_path):
+    sweep(jobs(), tmp_path / "one", show=False)
+    sweep(jobs(), tmp_path / "three", show=False, at_once=3)
+    assert files(tmp_path / "one") == files(tmp_path / "three")
 
 
 def test_a_result_of_another_job_is_not_taken_for_this_one(tmp_path):

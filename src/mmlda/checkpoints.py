@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ from safetensors.torch import load_file
 from safetensors.torch import save as save_bytes
 from torch import Tensor, nn
 
+from mmlda._version import __version__
 from mmlda.files import write_json, write_whole
 from mmlda.models import build
 
-__all__ = ["load", "newest", "packed", "save", "save_tensors"]
+__all__ = ["load", "newest", "packed", "save", "save_tensors", "versions"]
 
 FORMAT = 1
 KEEP = 2
@@ -82,6 +84,13 @@ def newest(folder: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]] | Non
         raise ValueError("no checkpoint can be used: " + "; ".join(damaged) + ". Expected whole, unaltered files; "
                          "remove the folder to start afresh")  # fmt: skip
     return None
+
+
+def versions(device: torch.device) -> dict[str, str]:
+    """What the numbers of a run depend on beside its description."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {"mmlda": __version__, "torch": torch.__version__, "python": platform.python_version(), "device": name,
+            "threads": str(torch.get_num_threads())}  # fmt: skip
 
 
 def load(source: str | Path, *, model: nn.Module | None = None, device: torch.device | str | None = None) -> nn.Module:

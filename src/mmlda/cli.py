@@ -164,6 +164,110 @@ def train(
         dist.destroy_process_group()
 
 
+# ---------------------------------------------------------------------------------------------------- attacking
+
+
+@app.command(epilog="Example: mmlda attack runs/digits --attack pgd --eps 0.1 --data digits --n 200 --out runs/attack")
+def attack(
+    model: Annotated[Path, typer.Argument(help="The folder of a trained run.")],
+    name: Annotated[str, typer.Option("--attack", help="fgsm, bim, ilcm, jsma, cw, pgd, apgd, square, fab, worst.")],
+    out: Annotated[Path, typer.Option(help="Folder for the result; an attack that was stopped goes on there.")],
+    data: Annotated[str, typer.Option(help="digits, mnist, fashion-mnist, cifar10, or a folder.")] = "digits",
+    n: Annotated[int | None, typer.Option(help="The first n test images; all by default.")] = None,
+    eps: Annotated[float | None, typer.Option(help="The perturbation, for attacks with one; pixels are 0..1.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Another setting: --set steps=100.")] = None,
+    chunk: Annotated[int, typer.Option(help="Images at a time; a finished chunk is not repeated.")] = 500,
+    root: Root = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Attack a network on test images: accuracy, distances, and a picture."""
+    import mmlda
+    from mmlda.evaluation import attack_images
+
+    kinds = {"fgsm": "FGSM", "bim": "BIM", "ilcm": "ILCM", "jsma": "JSMA", "cw": "CarliniWagner", "pgd": "PGD",
+             "apgd": "APGD", "square": "Square", "fab": "FAB", "worst": "WorstCase"}  # fmt: skip
+    if name not in kinds:
+        raise ValueError(f"attack = {name!r}: expected one of {', '.join(kinds)}")
+    kind = getattr(mmlda.attacks, kinds[name])
+    settings = _settings(set_ or [], "--set") | ({} if eps is None else {"eps": eps})
+    fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
+    for key in settings:
+        if key not in fields:
+            raise ValueError(f"{key} = {settings[key]!r}: expected a setting of {kind.__name__}: {', '.join(fields)}")
+    required = [key for key, field in fields.items() if field.default is dataclasses.MISSING
+                and field.default_factory is dataclasses.MISSING and key not in settings]  # fmt: skip
+    if required:
+        raise ValueError(f"{kind.__name__} needs --{required[0]}: expected a value")
+    place = _pick(device)
+    net, test = mmlda.load(model, device=place), mmlda.data.load(data, root)[1]
+    summary = attack_images(net, test, kind(**settings), out=out, n=n, chunk=chunk, device=place)
+    if as_json:
+        print(json.dumps(summary))
+        return
+    clean, robust = 100 * summary["clean_accuracy"], 100 * summary["robust_accuracy"]
+    print(f"{summary['attack']} on {summary['n']} images of {summary['data']}: "
+          f"accuracy {clean:.2f}% clean, {robust:.2f}% under attack")  # fmt: skip
+    if summary["mean_l2"] is not None:
+        print(f"broken images moved by L-infinity {summary['mean_linf']:.4f}, L2 {summary['mean_l2']:.4f}, "
+              f"distortion {summary['mean_distortion']:.3f} (means)")  # fmt: skip
+    if summary["zero_gradient"]:
+        print(f"at {100 * summary['zero_gradient']:.1f}% of the images the gradient was exactly zero: "
+              "the attack was blind there, which is not robustness; try --set loss=margin")  # fmt: skip
+    print(f"{out / 'result.json'}, {out / 'examples.png'}")
+
+
+# ---------------------------------------------------------------------------------------------------- theory
+
+
+@app.command(epilog="Example: mmlda theory --classes 10 --C 100")
+def theory(
+    classes: Annotated[int, typer.Option(help="L, the number of classes.")] = 10,
+    C: Annotated[float, typer.Option("--C", help="The squared norm of the means.")] = 100.0,
+    as_json: Json = False,
+) -> None:
+    """What the theorems say for L classes at C: distances, robustness and its bound, the Bayes error."""
+    import mmlda
+
+    mu = mmlda.generate_opt_means(C=C, p=max(classes - 1, 1), L=classes)
+    delta = float((mu[0] - mu[1]).norm())
+    values = {
+        "delta": delta,
+        "expected_distance": mmlda.theory.expected_distance(delta),
+        "robustness": float(mmlda.theory.robustness(mu)),
+        "approximate_robustness": float(mmlda.theory.approximate_robustness(mu)),
+        "robustness_bound": mmlda.theory.robustness_bound(classes, C),
+        "bayes_error": float(mmlda.theory.bayes_error(mu)),
+        "soft_target_gap": mmlda.theory.soft_target_gap(classes, C),
+    }
+    if as_json:
+        print(json.dumps(values))
+        return
+    for name, value in values.items():
+        print(f"{name.replace('_', ' '):24s} {value:.6g}")
+
+
+@app.command(epilog="Example: mmlda means --classes 100 --dim 64")
+def means(
+    classes: Annotated[int, typer.Option(help="L, the number of classes.")] = 10,
+    dim: Annotated[int, typer.Option(help="p, the latent dimension.")] = 64,
+    C: Annotated[float, typer.Option("--C", help="The squared norm of the means.")] = 100.0,
+    seed: Annotated[int, typer.Option(help="Of the optimiser, where L > 2p.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """How well L classes can be separated in p dimensions, beside what nobody can beat."""
+    import mmlda
+
+    mu = mmlda.separated_means(num_classes=classes, dim=dim, C=C, seed=seed)
+    kind = "simplex" if classes <= dim + 1 else "pairs" if classes <= 2 * dim else "optimised"
+    values = {"kind": kind, "max_cosine": mmlda.max_cosine(mu), "bound": mmlda.cosine_bound(classes, dim)}
+    if as_json:
+        print(json.dumps({**values, "means": mu.tolist()}))
+        return
+    print(f"{classes} means in {dim} dimensions ({kind}): largest cosine {values['max_cosine']:.6f}, "
+          f"lower bound {values['bound']:.6f}")  # fmt: skip
+
+
 # ---------------------------------------------------------------------------------------------------- data
 
 

@@ -17,14 +17,41 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmlda.head import MaxMahalanobisHead, SoftmaxHead
+from mmlda.kernels import conv3x3
 
 __all__ = ["Classifier", "ConvNet", "ResNet", "build", "conv_net", "resnet", "resnet32", "swap_head"]
 
 log = logging.getLogger("mmlda")
 
 
-def _conv3(inputs: int, outputs: int, stride: int = 1, bias: bool = False) -> nn.Conv2d:
-    return nn.Conv2d(inputs, outputs, 3, stride, 1, bias=bias)
+class _Conv3(nn.Conv2d):
+    """A 3x3 convolution without bias. `fast` takes the package's own programs where they beat cuDNN's, which is in
+    a compiled or captured step: run one by one, their launches cost more than they save."""
+
+    fast = False
+
+    def __init__(self, inputs: int, outputs: int, stride: int = 1):
+        super().__init__(inputs, outputs, 3, stride, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return conv3x3(x, self.weight, self.stride[0]) if self.fast else super().forward(x)
+
+
+class _Norm(nn.BatchNorm2d):
+    """Batch normalisation that does not count batches: at a fixed momentum nobody reads the count, and counting
+    is a kernel a layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, self.training, self.momentum or 0.1, self.eps
+        )
+
+
+def fast_convolutions(model: nn.Module, fast: bool) -> None:
+    """Choose the convolutions of this module's networks inside `model`; others have none to choose from."""
+    for module in model.modules():
+        if isinstance(module, _Conv3):
+            module.fast = fast
 
 
 class _Block(nn.Module):
@@ -37,9 +64,9 @@ class _Block(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int, preactivation: bool):
         super().__init__()
         self.preactivation, self.stride, self.extra = preactivation, stride, outputs - inputs
-        self.conv1, self.conv2 = _conv3(inputs, outputs, stride), _conv3(outputs, outputs)
-        self.norm1 = nn.BatchNorm2d(inputs if preactivation else outputs)
-        self.norm2 = nn.BatchNorm2d(outputs)
+        self.conv1, self.conv2 = _Conv3(inputs, outputs, stride), _Conv3(outputs, outputs)
+        self.norm1 = _Norm(inputs if preactivation else outputs)
+        self.norm2 = _Norm(outputs)
 
     def shortcut(self, x: Tensor) -> Tensor:
         if self.stride > 1:
@@ -77,8 +104,8 @@ class ResNet(nn.Module):
                        "preactivation": preactivation}
         self.num_features = 4 * width
         self.preactivation = preactivation
-        self.conv = _conv3(channels, width)
-        self.norm = nn.BatchNorm2d(self.num_features if preactivation else width)
+        self.conv = _Conv3(channels, width)
+        self.norm = _Norm(self.num_features if preactivation else width)
         blocks, inputs = [], width
         for stage in range(3):
             for block in range((depth - 2) // 6):
@@ -129,7 +156,7 @@ class ConvNet(nn.Module):
         self.num_features = 2 * width
         layers: list[nn.Module] = []
         for inputs, outputs, stride in ((channels, width, 1), (width, 2 * width, 2), (2 * width, 2 * width, 1)):
-            layers.append(_conv3(inputs, outputs, stride, bias=not batch_norm))
+            layers.append(nn.Conv2d(inputs, outputs, 3, stride, 1, bias=not batch_norm))
             if batch_norm:
                 layers.append(nn.BatchNorm2d(outputs))
             layers.append(nn.ReLU())

@@ -108,10 +108,13 @@ class Recipe:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Recipe:
         """The inverse of `dataclasses.asdict`, also after a trip through JSON."""
-        values = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+
+        def tuples(given: dict[str, Any]) -> dict[str, Any]:
+            return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+
+        values = tuples(values)
         if isinstance(values.get("adversary"), dict):
-            inner = {name: tuple(v) if isinstance(v, list) else v for name, v in values["adversary"].items()}
-            values["adversary"] = Adversary(**inner)
+            values["adversary"] = Adversary(**tuples(values["adversary"]))
         return cls(**values)
 
 
@@ -142,7 +145,7 @@ def _paper_adversary(attack: str, eps: float | tuple[float, float], craft: str) 
     return Adversary(attack=attack, eps=eps, steps=1 if attack == "fgsm" else 10, craft=craft)
 
 
-_PGD = {"steps": 10, "step": 0.25, "random_start": True, "share": 1.0}
+_PGD: dict[str, Any] = {"steps": 10, "step": 0.25, "random_start": True, "share": 1.0}
 
 RECIPES: dict[str, Recipe] = {
     "mnist-sr": _MNIST,

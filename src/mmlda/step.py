@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from mmlda.attacks.gradient import ascend, random_start
 from mmlda.attacks.noise import Noise
 from mmlda.data import ImageData, augment, draw_augmentation
+from mmlda.models import fast_convolutions
 from mmlda.recipes import Adversary, Recipe
 
 __all__ = ["Batches", "Tally", "craft_once", "make_optimizer", "make_step", "set_rate", "share"]
@@ -117,7 +118,7 @@ class Objective(nn.Module):
         super().__init__()
         self.model, self.loss = model, recipe.loss
         adversary = recipe.adversary
-        self.beta = adversary.beta if adversary is not None and adversary.attack == "trades" else None
+        self.beta = adversary.beta if adversary is not None else 0.0
         if self.loss != "ce" and not hasattr(model, "features"):
             raise ValueError(f"loss = {self.loss!r}: expected 'ce' for a model without features(x) and a head")
 
@@ -241,11 +242,12 @@ def make_step(
     if batches.size < parts:
         raise ValueError(f"batch_size = {batches.size}: expected at least {parts}, one image for each part")
     amp = (lambda: torch.autocast("cuda", torch.bfloat16)) if cuda else nullcontext
+    fast_convolutions(model, capture)
     objective: Callable[..., tuple[Tensor, Tensor]] = Objective(model, recipe)
     take, attacked = batches.take, model
     if world > 1:
         objective = nn.parallel.DistributedDataParallel(
-            objective, device_ids=[device.index] if cuda else None  # type: ignore[arg-type]
+            objective, device_ids=[device.index] if cuda else None
         )
     elif capture and not deterministic:
         objective, take = torch.compile(objective, dynamic=False), torch.compile(take, dynamic=False)

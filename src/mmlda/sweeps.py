@@ -29,7 +29,7 @@ from mmlda.files import write_json, write_whole
 from mmlda.models import build
 from mmlda.progress import progress
 from mmlda.recipes import Recipe
-from mmlda.training import Options, Run, fit, sitting, versions
+from mmlda.training import Options, Run, sitting
 
 __all__ = ["Job", "cross_validate", "fit_many", "sweep"]
 
@@ -129,12 +129,22 @@ class Job:
         return datasets.biased(train, values[0], values[1]), datasets.biased(test, values[0], values[1])
 
 
-def run_job(job: Job, *, device: str = "cpu", out: Path | None = None, show: bool = False) -> dict[str, Any]:
-    """Do one job; its record, with the network as base64 safetensors, so that it can travel."""
-    train, test = job.sets()
-    model = build(job.model, seed=job.recipe.seed)
-    run = fit(model, train, job.recipe, out=out, device=device, show=show)
-    result = accuracy(model, test, device=device)
+def run_jobs(jobs: Sequence[Job], *, device: str = "cpu", folder: Path | None = None) -> list[dict[str, Any]]:
+    """Do some jobs at the same time; their records, each with its network as base64 safetensors, so that it travels."""
+    loaded: dict[Any, tuple[ImageData, ImageData]] = {}
+    for job in jobs:  # jobs on the same data share one copy of it
+        if (key := (job.data, job.part, job.root)) not in loaded:
+            loaded[key] = job.sets()
+    sets = [loaded[job.data, job.part, job.root] for job in jobs]
+    models = [build(job.model, seed=job.recipe.seed) for job in jobs]
+    out = [None if folder is None else folder / "runs" / job.name for job in jobs]
+    recipes = [job.recipe for job in jobs]
+    runs = fit_many(models, [train for train, _ in sets], recipes, out=out, device=device, show=False)
+    return [_record(job, run, *pair, device) for job, run, pair in zip(jobs, runs, sets)]
+
+
+def _record(job: Job, run: Run, train: ImageData, test: ImageData, device: str) -> dict[str, Any]:
+    result = accuracy(run.model, test, device=device)
     return {
         **_about(job),
         "train_images": len(train),
@@ -146,8 +156,8 @@ def run_job(job: Job, *, device: str = "cpu", out: Path | None = None, show: boo
         "balanced_accuracy": result.balanced,
         "per_class": [value if math.isfinite(value) else None for value in result.per_class],
         "seconds": run.seconds,
-        "versions": versions(torch.device(device)),
-        "network": base64.b64encode(checkpoints.packed(model.state_dict())).decode(),
+        "versions": checkpoints.versions(torch.device(device)),
+        "network": base64.b64encode(checkpoints.packed(run.model.state_dict())).decode(),
     }
 
 
@@ -181,33 +191,41 @@ def _keep(record: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def sweep(
-    jobs: Iterable[Job], out: str | Path, *, device: str = "cpu", ray: str | None = None, show: bool = True
+    jobs: Iterable[Job],
+    out: str | Path,
+    *,
+    device: str = "cpu",
+    at_once: int = 1,
+    ray: str | None = None,
+    show: bool = True,
 ) -> list[dict[str, Any]]:
     """Do the jobs whose result is not in `out` yet; the records of all, in the order of the list.
 
-    With `ray`, an address or "local" or "auto", the missing jobs go to a Ray cluster's workers (extra
-    `mmlda[ray]`), each with one CPU, or one GPU where `device` is "cuda"; the files are written here as each job
-    ends. Without it they run here one after the other, and a job that was killed goes on from its checkpoint.
+    They run here, `at_once` at the same time (see `fit_many`), and one that was killed goes on from its checkpoint.
+    With `ray`, an address or "local" or "auto", they go to the workers of a Ray cluster instead (extra
+    `mmlda[ray]`), each with one CPU, or one GPU where `device` is "cuda"; the files are written here as jobs end.
     """
     folder, jobs = Path(out), list(jobs)
     if len({job.name for job in jobs}) != len(jobs):
         raise ValueError("jobs have the same name twice: expected a name of its own for each")
+    if at_once < 1:
+        raise ValueError(f"at_once = {at_once}: expected at least 1")
     records = {job.name: record for job in jobs if (record := _finished(job, folder)) is not None}
     missing = [job for job in jobs if job.name not in records]
-    done = _on_ray if ray is not None else _here
+    done = _here(missing, folder, device, at_once) if ray is None else _on_ray(missing, device, ray)
     with progress("jobs", len(jobs), unit="jobs", start=len(records), every=10.0, show=show) as report:
-        for record in done(missing, folder, device, ray):
+        for record in done:
             records[record["name"]] = _keep(record, folder)
             report(len(records), accuracy=record["accuracy"])
     return [records[job.name] for job in jobs]
 
 
-def _here(jobs: list[Job], folder: Path, device: str, ray: str | None) -> Iterable[dict[str, Any]]:
-    for job in jobs:
-        yield run_job(job, device=device, out=folder / "runs" / job.name)
+def _here(jobs: list[Job], folder: Path, device: str, at_once: int) -> Iterable[dict[str, Any]]:
+    for start in range(0, len(jobs), at_once):
+        yield from run_jobs(jobs[start : start + at_once], device=device, folder=folder)
 
 
-def _on_ray(jobs: list[Job], folder: Path, device: str, address: str | None) -> Iterable[dict[str, Any]]:
+def _on_ray(jobs: list[Job], device: str, address: str) -> Iterable[dict[str, Any]]:
     try:
         import ray
     except ImportError:
@@ -216,13 +234,13 @@ def _on_ray(jobs: list[Job], folder: Path, device: str, address: str | None) -> 
         if not ray.is_initialized():
             ray.init(address=None if address == "local" else address, log_to_driver=False, include_dashboard=False)
             stack.callback(ray.shutdown)
-        remote: Callable[..., Any] = ray.remote(run_job).options(
+        work: Callable[..., Any] = ray.remote(run_jobs).options(
             num_cpus=1, num_gpus=1 if device == "cuda" else 0, max_retries=3
         ).remote
-        waiting = [remote(job, device=device) for job in jobs]
+        waiting = [work([job], device=device) for job in jobs]
         while waiting:
             (ready,), waiting = ray.wait(waiting, num_returns=1)
-            yield ray.get(ready)
+            yield from ray.get(ready)
 
 
 def cross_validate(
@@ -238,7 +256,7 @@ def cross_validate(
 ) -> list[dict[str, Any]]:
     """Error against C on held-out folds of the training set (Fig. 5): one entry for each C, with its folds.
 
-    Resumable, as every sweep. `where` is passed on to `sweep`: device, ray, show.
+    Resumable, as every sweep. `where` is passed on to `sweep`: device, at_once, ray, show.
     """
     if folds < 2:
         raise ValueError(f"folds = {folds}: expected at least 2")

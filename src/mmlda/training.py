@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import platform
 import signal
 import sys
 import threading
@@ -30,9 +29,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mmlda import checkpoints
-from mmlda._version import __version__
 from mmlda.data import ImageData
 from mmlda.files import write_json, write_whole
+from mmlda.models import fast_convolutions
 from mmlda.progress import Report, progress
 from mmlda.recipes import Recipe
 from mmlda.step import Batches, Tally, craft_once, make_optimizer, make_step, set_rate, share
@@ -187,6 +186,7 @@ def sitting(
         yield step
     run.step = step
     model.eval()
+    fast_convolutions(model, False)
     if out is not None and share()[0] == 0:
         checkpoints.save_tensors(out / "model.safetensors", model.state_dict())
 
@@ -241,13 +241,6 @@ def describe(model: nn.Module, data: ImageData, recipe: Recipe) -> dict[str, Any
     return json.loads(json.dumps(value))  # tuples as lists, as they come back from the file
 
 
-def versions(device: torch.device) -> dict[str, str]:
-    """What the numbers of a run depend on beside its description."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    return {"mmlda": __version__, "torch": torch.__version__, "python": platform.python_version(), "device": name,
-            "threads": str(torch.get_num_threads())}  # fmt: skip
-
-
 def _open(run: Run, data: ImageData, device: torch.device) -> None:
     """Write run.json, or check that the one there describes this very run."""
     assert run.out is not None
@@ -259,7 +252,7 @@ def _open(run: Run, data: ImageData, device: torch.device) -> None:
                 what = _difference(part, there.get(part), value)
                 raise ValueError(f"out = {str(run.out)!r} holds another run: {what}; choose another folder")
     elif share()[0] == 0:
-        write_json(path, {**about, "versions": versions(device)})
+        write_json(path, {**about, "versions": checkpoints.versions(device)})
     if share()[1] > 1:
         dist.barrier()
 

@@ -28,7 +28,8 @@ except ImportError:  # the module can be read, not run
         return program
 
 
-__all__ = ["Gather", "Split", "forward", "gather_config", "input_grad", "split_config", "weight_grad"]
+__all__ = ["Gather", "Split", "correlate", "forward", "gather_config", "input_grad", "split_config", "sum_parts",
+           "weight_grad"]  # fmt: skip
 
 
 class Gather(NamedTuple):
@@ -53,22 +54,22 @@ class Split(NamedTuple):
 
 # (channels read, channels written, stride), measured by benchmarks/convolutions.py on an H200 at batch 128.
 _GATHER = {
-    (16, 16, 1): Gather(128, 8, 2, 4, 2),
-    (16, 32, 2): Gather(64, 8, 2, 4, 2),
-    (32, 32, 1): Gather(64, 8, 2, 4, 2),
-    (32, 64, 2): Gather(64, 3, 1, 4, 3),
-    (64, 64, 1): Gather(64, 1, 1, 4, 4),
-    (32, 16, 2): Gather(64, 1, 1, 4, 1),  # the input gradients at stride 2: four taps at once, whatever `taps` says
-    (64, 32, 2): Gather(64, 1, 1, 4, 1),
+    (16, 16, 1): Gather(128, 8, 2, 4, 1),
+    (16, 32, 2): Gather(128, 8, 1, 8, 1),
+    (32, 32, 1): Gather(128, 8, 1, 4, 1),
+    (32, 64, 2): Gather(64, 8, 1, 4, 1),
+    (64, 64, 1): Gather(64, 8, 1, 8, 1),
+    (32, 16, 2): Gather(128, 1, 1, 4, 1),  # the input gradients at stride 2: four taps at once, whatever `taps` says
+    (64, 32, 2): Gather(128, 1, 1, 4, 1),
 }
 _SPLIT = {
-    (16, 16, 1): Split(128, 8, 264, 4, 2),
-    (16, 32, 2): Split(64, 8, 132, 4, 2),
+    (16, 16, 1): Split(128, 3, 88, 4, 3),
+    (16, 32, 2): Split(128, 3, 88, 4, 3),
     (32, 32, 1): Split(64, 3, 88, 4, 3),
     (32, 64, 2): Split(64, 3, 44, 4, 3),
     (64, 64, 1): Split(64, 1, 32, 4, 3),
 }
-_REDUCED = 32  # weights summed by a program of `_sum_splits`
+_REDUCED = 32  # weights summed by a program of `_sum_parts`
 
 
 def gather_config(read: int, written: int, stride: int) -> Gather:
@@ -213,7 +214,7 @@ def _correlate(
 
 
 @jit
-def _sum_splits(
+def _sum_parts(
     parts, dw, s_in, s_out, s_kh, s_kw, C: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -276,20 +277,31 @@ def input_grad(
 
 def weight_grad(x: Tensor, dy: Tensor, weight: Tensor, stride: int, config: Split | None = None) -> Tensor:
     """The gradient for the weight, with its type and strides, from channels_last x and dy."""
+    return sum_parts(correlate(x, dy, stride, config), weight)
+
+
+def correlate(x: Tensor, dy: Tensor, stride: int, config: Split | None = None) -> Tensor:
+    """The weight gradient in parts, one of each group of pixels: [parts, 9, C, D] float32."""
     (N, C, H, W), (_, D, OH, OW) = x.shape, dy.shape
     config = config or split_config(C, D, stride)
     pixels = N * OH * OW
     rounds = triton.cdiv(triton.cdiv(pixels, config.splits), config.pixels)
     splits = triton.cdiv(pixels, rounds * config.pixels)  # no more than have pixels
-    parts = torch.empty(splits * 9 * C * D, dtype=torch.float32, device=x.device)
+    parts = torch.empty((splits, 9, C, D), dtype=torch.float32, device=x.device)
     _correlate[(splits, 1 if config.taps == 8 else 9 // config.taps)](
         x, dy, parts, pixels, H, W, OH, OW, C, D, stride, config.pixels, config.taps, rounds,
         num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
+    return parts
+
+
+def sum_parts(parts: Tensor, weight: Tensor) -> Tensor:
+    """The sum of the parts, laid out as the weight [D, C, 3, 3] is."""
+    splits, _, C, D = parts.shape
     dw = torch.empty_like(weight)
     s_out, s_in, s_kh, s_kw = dw.stride()
     rows = min(triton.next_power_of_2(splits), 128)
-    _sum_splits[(9 * C * D // _REDUCED,)](
+    _sum_parts[(9 * C * D // _REDUCED,)](
         parts, dw, s_in, s_out, s_kh, s_kw, C, D, splits, rows, _REDUCED, num_warps=4
     )
     return dw

@@ -21,14 +21,16 @@ Step = Callable[..., tuple[Tensor, ...]]
 class Replay:
     """`step(*inputs)` captured; calling it copies the inputs in and replays.
 
-    The outputs are the graph's own buffers: the next call overwrites them, so clone what is to be kept.
-    Feeding them back as inputs is fine. Buffers and what `step` refers to live as long as the graph does.
+    The outputs are buffers of the graph's: the next call overwrites them, so clone what is to be kept. Feeding
+    them back as inputs is fine. Inputs and outputs lie outside the memory that the graph works in, so that
+    graphs that never run at the same time can share it (`pool`). Everything the graph reads or writes is
+    referred to from here and lives as long as it does.
     """
 
-    def __init__(self, step: Step, inputs: tuple[Tensor, ...]) -> None:
+    def __init__(self, step: Step, inputs: tuple[Tensor, ...], pool: tuple[int, int] | None = None) -> None:
         self._step = step
         self._inputs = tuple(t.clone() for t in inputs)
-        self._seen: tuple[tuple[Tensor, int] | None, ...] = (None,) * len(inputs)
+        self._seen: list[tuple[Tensor, int] | None] = [None] * len(inputs)
         device = inputs[0].device
         with torch.cuda.device(device):
             # Lazy set-up (cuDNN's plans, cuBLAS workspaces) must happen before the capture, on a side stream.
@@ -36,32 +38,29 @@ class Replay:
             side.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(side):
                 for _ in range(2):
-                    step(*self._inputs)
+                    outputs = step(*self._inputs)
             torch.cuda.current_stream(device).wait_stream(side)
+            self._outputs = tuple(torch.empty_like(t) for t in outputs)
+            del outputs
             torch.cuda.synchronize(device)
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-                self._outputs = tuple(self._own(t) for t in step(*self._inputs))
-
-    def _own(self, output: Tensor) -> Tensor:
-        """An output in memory of its own: one that is an input would be overwritten while inputs are copied."""
-        at = output.untyped_storage().data_ptr()
-        return output.clone() if any(at == t.untyped_storage().data_ptr() for t in self._inputs) else output
+            with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+                for mine, computed in zip(self._outputs, step(*self._inputs)):
+                    mine.copy_(computed)
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        seen = []
-        for mine, given, last in zip(self._inputs, inputs, self._seen):
-            # Images and labels are the same tensors at every step: copy them once.
+        for i, (mine, given) in enumerate(zip(self._inputs, inputs)):
+            # Images and labels are the same tensors at every step: copy them once. A replay writes to the
+            # outputs without moving their version, so those never count as seen.
+            last = self._seen[i]
             if last is None or last[0] is not given or last[1] != given._version:
                 mine.copy_(given)
-            seen.append((given, given._version))
+            self._seen[i] = None if any(given is t for t in self._outputs) else (given, given._version)
         self._graph.replay()
-        # A replay writes to the outputs without moving their version, so they never count as seen.
-        self._seen = tuple(None if any(g is o for o in self._outputs) else (g, v) for g, v in seen)
         return self._outputs
 
 
-def replay(step: Step, inputs: tuple[Tensor, ...]) -> Step:
+def replay(step: Step, inputs: tuple[Tensor, ...], pool: tuple[int, int] | None = None) -> Step:
     """`step` as a CUDA graph for inputs of these shapes.
 
     Or `step` itself, where there is nothing to gain (the CPU, or a capture already under way) or where the
@@ -70,7 +69,7 @@ def replay(step: Step, inputs: tuple[Tensor, ...]) -> Step:
     if not inputs[0].is_cuda or torch.cuda.is_current_stream_capturing():
         return step
     try:
-        return Replay(step, inputs)
+        return Replay(step, inputs, pool)
     except torch.cuda.OutOfMemoryError:
         raise
     except RuntimeError as error:

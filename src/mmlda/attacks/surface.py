@@ -36,6 +36,8 @@ class Surface:
         self.classes: int | None = None  # L, known after the first logits
         self._labels = {"y": y, "target": target}
         self._graphs: dict[object, Step] = {}
+        self._pool: tuple[int, int] | None = None
+        self._capturable = True
 
     def logits(self, x: Tensor) -> Tensor:
         """Z(x) in at least float32: [N, L]."""
@@ -88,8 +90,17 @@ class Surface:
             return step(*inputs)
         key = (key, *((t.shape, t.dtype) for t in inputs))
         if key not in self._graphs:
-            self._graphs[key] = replay(step, inputs)
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            self._graphs[key] = replay(step, inputs, self._pool) if self._capturable else step
+            # Once is enough to find out, and to say, that the model cannot be captured.
+            self._capturable = self._graphs[key] is not step
         return self._graphs[key](*inputs)
+
+    def close(self) -> None:
+        """Wait for the device: a graph must not be freed while it runs."""
+        if self._graphs:
+            torch.cuda.synchronize()
+            self._graphs.clear()
 
     @torch.no_grad()
     def _inspect(self, z: Tensor, n: int) -> None:
@@ -196,6 +207,7 @@ class Attack:
                     batch = [torch.cat([part, t[: size - n]]) for part, t in zip(batch, columns)]
                 xs, ys, who, *to = batch
                 parts.append(self.attack(surface, xs, ys, to[0] if to else None, who).take(slice(n)))
+            surface.close()
             return concatenate(parts)
 
     def attack(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,11 +29,12 @@ class WorstCase(Attack):
     1. APGD on the cross-entropy, 100 steps;
     2. APGD on the margin, 100 steps, which does not stand still where the cross-entropy is saturated;
     3. APGD on the targeted DLR loss (on the targeted margin with 2 or 3 classes), 9 targets of 100 steps;
-    4. FAB, 9 targets;
-    5. Square, which uses no gradient;
+    4. FAB, 9 targets of 50 steps;
+    5. Square, 1,000 queries, which uses no gradient;
 
     and, after the first two, APGD on each of `losses`. A broken sample's `x_adv` is where it broke; one that
     holds is left at the first attack's final point. `winner` says which attack of `attack_list()` broke it.
+    More queries and steps than these cost more than they break; for a longer search give a list of your own.
 
     Args:
         eps: radius of the ball, on the scale of the images.
@@ -60,14 +62,14 @@ class WorstCase(Attack):
         """The attacks in the order they are run."""
         if self.attacks is not None:
             return tuple(self.attacks)
-        ball = {"eps": self.eps, "norm": self.norm, "bounds": self.bounds, "seed": self.seed}
+        ball: dict[str, Any] = {"eps": self.eps, "norm": self.norm, "bounds": self.bounds, "seed": self.seed}
         return (
             APGD(**ball),
             APGD(loss="margin", **ball),
             *(APGD(loss=loss, **ball) for loss in self.losses),
             APGD(loss="dlr", target="every", **ball),
-            FAB(**ball),
-            Square(**ball),
+            FAB(steps=50, **ball),
+            Square(queries=1000, **ball),
         )
 
     def attack(

@@ -1,0 +1,69 @@
+"""Test error of the paper's networks at the paper's step counts, beside its Table 1, seed 0.
+
+    python benchmarks/paper_accuracy.py select --root DATA --out runs/select     # settings, on held-out images
+    python benchmarks/paper_accuracy.py full --root DATA --out runs/full         # then the test set, once
+
+`select` trains variants on the training images less 5,000 and measures on those: the test set plays no part in
+choosing. `full` trains each network on all training images with the recipe that ships. Both go on where they were
+stopped, and write one JSON a network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+
+from mmlda.recipes import RECIPES, network
+from mmlda.sweeps import Job, sweep
+
+PAPER = {"mnist-sr": 0.38, "mnist-mmlda": 0.35, "cifar10-sr": 7.13, "cifar10-mmlda": 8.04}  # Table 1, test error (%)
+
+
+def variants(steps: int, root: str) -> list[Job]:
+    """What the paper leaves open about the MM-LDA network on CIFAR-10, one thing changed at a time."""
+    base = RECIPES["cifar10-mmlda"].scaled(steps)
+    model = network("mmlda", "cifar10")
+    changes = {
+        "coupled-2e-4": (base, model),
+        "decoupled-0.05": (dataclasses.replace(base, decoupled=True, weight_decay=0.05), model),
+        "decoupled-0.2": (dataclasses.replace(base, decoupled=True, weight_decay=0.2), model),
+        "decoupled-0.5": (dataclasses.replace(base, decoupled=True, weight_decay=0.5), model),
+        "coupled-2e-5": (dataclasses.replace(base, weight_decay=2e-5), model),
+        "preactivation": (base, {**model, "preactivation": True}),
+    }
+    return [Job(name=name, model=config, recipe=recipe, data="cifar10", part=("holdout", 5000, 0), root=root)
+            for name, (recipe, config) in changes.items()]  # fmt: skip
+
+
+def full(root: str, names: list[str]) -> list[Job]:
+    heads = {"sr": "softmax", "mmlda": "mmlda"}
+    jobs = []
+    for name in names:
+        data, head = name.split("-")
+        model = network(heads[head], data)
+        jobs.append(Job(name=f"{name}-seed=0", model=model, recipe=RECIPES[name], data=data, root=root))
+    return jobs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["select", "full"])
+    parser.add_argument("--root", required=True)
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--steps", type=int, default=30_000, help="of each variant (select)")
+    parser.add_argument("--names", nargs="*", default=list(PAPER), help="networks (full) or variants (select)")
+    args = parser.parse_args()
+    if args.what == "select":
+        jobs = [job for job in variants(args.steps, args.root) if job.name in args.names or args.names == list(PAPER)]
+    else:
+        jobs = full(args.root, args.names)
+    for record in sweep(jobs, args.out, device=args.device, at_once=len(jobs)):
+        error, name = 100 * (1 - record["accuracy"]), record["name"]
+        paper = PAPER.get(name.removesuffix("-seed=0"))
+        beside = "" if paper is None else f"   paper {paper:.2f}%   difference {error - paper:+.2f}"
+        print(f"{name:24s} error {error:.2f}% on {record['test_images']} images{beside}   {record['seconds']:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Small networks on scikit-learn's digits, trained in seconds by a plain loop, for attacks to be tried on.
+
+A network has a softmax head ("sr") or fixed, maximally separated class means ("mm": logits -||z - mu_k||^2 / 2,
+all negative), and is trained on clean images or on PGD's. Nothing here uses the attacks under test.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@functools.cache
+def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Train and test images [N, 1, 8, 8] in [0, 1] and labels: 1,197 and 600."""
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    x = torch.tensor(data.images, dtype=torch.float32)[:, None] / 16
+    y = torch.tensor(data.target, dtype=torch.int64)
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
+    x, y = x[order], y[order]
+    return x[:1197], y[:1197], x[1197:], y[1197:]
+
+
+class Net(nn.Module):
+    """Two convolutions, a latent layer, a head."""
+
+    def __init__(self, head: str, classes: int = 10, dim: int = 16, C: float = 10.0) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, stride=2, padding=1), nn.ReLU(),
+            nn.Flatten(), nn.Linear(16 * 16, dim),
+        )
+        self.head = nn.Linear(dim, classes) if head == "sr" else None
+        eye = torch.eye(classes, dim)
+        mu = eye - eye.mean(0)  # a simplex: equal norms, equal angles
+        self.register_buffer("mu", mu * (C**0.5 / mu.norm(dim=1, keepdim=True)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.body(x)
+        if self.head is not None:
+            return self.head(z)
+        return -((z[:, None] - self.mu) ** 2).sum(2) / 2  # [N, L]
+
+
+def train(model: nn.Module, x: Tensor, y: Tensor, *, epochs: int, eps: float = 0.0) -> nn.Module:
+    """Adam on cross-entropy, on images moved by 5 steps of PGD where eps > 0."""
+    optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(epochs):
+        for batch in torch.randperm(len(x)).split(64):
+            images, labels = x[batch], y[batch]
+            if eps:
+                v = (images + eps * (2 * torch.rand_like(images) - 1)).clamp(0, 1)
+                for _ in range(5):
+                    v.requires_grad_(True)
+                    (g,) = torch.autograd.grad(F.cross_entropy(model(v), labels), v)
+                    v = (v.detach() + eps / 2 * g.sign()).clamp(images - eps, images + eps).clamp(0, 1)
+                images = v
+            loss = F.cross_entropy(model(images), labels)
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+    return model.eval()
+
+
+@functools.cache
+def network(head: str, eps: float = 0.0, classes: int = 10) -> nn.Module:
+    """A trained network; `classes` < 10 keeps the digits below it."""
+    x, y, _, _ = digits()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        keep = y < classes
+        model = Net(head, classes)
+        return train(model, x[keep], y[keep], epochs=20 if eps == 0 else 25, eps=eps)
+
+
+def images(n: int, classes: int = 10) -> tuple[Tensor, Tensor]:
+    """The first `n` test images of the first `classes` digits."""
+    _, _, x, y = digits()
+    keep = y < classes
+    return x[keep][:n].clone(), y[keep][:n].clone()
