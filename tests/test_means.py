@@ -73,6 +73,7 @@ def test_gram_matrix_for_every_number_of_classes():
         assert mu.sum(0).abs().max().item() < 1e-11
 
 
+@settings(deadline=None)
 @given(data=st.data(), p=st.integers(1, 80), log_C=st.floats(-3, 3), dtype=st.sampled_from(DTYPES))
 def test_any_size_and_dtype(data, p, log_C, dtype):
     L = data.draw(st.integers(2, p + 1))
@@ -90,6 +91,14 @@ def test_low_precision_is_a_rounding_of_float64():
         assert torch.equal(generate_opt_means(100.0, 64, 10, dtype=dtype), mu.to(dtype))
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_the_gpu_the_means_are_the_same():
+    for L, p in [(10, 64), (9, 5), (8, 3)]:
+        mu = separated_means(L, p, device="cuda", dtype=torch.float32)
+        assert mu.is_cuda and torch.equal(mu.cpu(), separated_means(L, p, dtype=torch.float32))
+        assert max_cosine(mu) == pytest.approx(max_cosine(mu.cpu()), abs=1e-7)
+
+
 # ---- Any number of classes
 
 
@@ -98,6 +107,7 @@ def test_simplex_where_it_fits():
     assert torch.equal(separated_means(65, 64, C=4.0), generate_opt_means(4.0, 64, 65))
 
 
+@settings(deadline=None)
 @given(data=st.data(), p=st.integers(2, 40), dtype=st.sampled_from(DTYPES))
 def test_pairs_have_cosine_exactly_zero(data, p, dtype):
     L = data.draw(st.integers(p + 2, 2 * p)) if p > 2 else 4
@@ -197,6 +207,7 @@ def test_bound_holds_for_published_optima_and_grows_with_the_number_of_classes()
         assert all(a <= b for a, b in itertools.pairwise(bounds)) and bounds[-1] < 1
 
 
+@settings(deadline=None)
 @given(st.integers(2, 30), st.integers(2, 8), st.integers(0, 10**6))
 def test_bounds_hold_for_random_directions(L, p, seed):
     mu = np.random.default_rng(seed).standard_normal((L, p))

@@ -16,7 +16,6 @@ torch.Size([360, 1, 8, 8])
 # The names users see, in the order in which data flows through them.
 from mmlda import attacks, data, models, recipes, theory
 from mmlda._version import __version__
-from mmlda.checkpoints import load
 from mmlda.distribution import MaxMahalanobisDistribution
 from mmlda.evaluation import accuracy
 from mmlda.head import MaxMahalanobisHead, SoftmaxHead, latent_fit
@@ -25,6 +24,7 @@ from mmlda.models import Classifier, swap_head
 from mmlda.recipes import RECIPES, Recipe
 from mmlda.sweeps import cross_validate, fit_many, sweep
 from mmlda.training import Run, fit
+from mmlda.zoo import load
 
 __all__ = [
     "RECIPES",

@@ -53,12 +53,15 @@ def generate_opt_means(
     C = check_positive("C", C)
     if L > p + 1:
         raise ValueError(f"L must be at most p + 1 = {p + 1} for Algorithm 1, got {L}; see separated_means")
+    scale = _scale(C, dtype)
     left = L - torch.arange(1, L, dtype=torch.float64)  # L - j for column j = 1 .. L - 1
-    diagonal = torch.sqrt(L * left / ((L - 1) * (left + 1)))
-    mu = torch.zeros(L, p, dtype=torch.float64)
-    mu[:, : L - 1] = torch.tril((-diagonal / left).expand(L, L - 1), -1)
-    mu.diagonal()[: L - 1] = diagonal
-    return _scaled(mu, C, dtype, device)
+    diagonal = scale * torch.sqrt(L * left / ((L - 1) * (left + 1)))
+    mu = torch.zeros(L, p, dtype=dtype, device=device)
+    simplex = mu[:, : L - 1]  # filled in place: a large mean matrix is touched twice, and rounded once
+    simplex[:] = (-diagonal / left).to(dtype)
+    simplex.tril_(-1)
+    simplex.diagonal()[:] = diagonal.to(dtype)
+    return mu
 
 
 def separated_means(
@@ -93,6 +96,7 @@ def separated_means(
         raise ValueError(f"num_classes must be at most 2 when dim is 1: a line has two directions, got {L}")
     if L <= p + 1:
         return generate_opt_means(C, p, L, dtype=dtype, device=device)
+    scale = _scale(C, dtype)
     if L <= 2 * p:
         mu = _pairs(L, p)
     elif p == 2:
@@ -100,7 +104,7 @@ def separated_means(
         mu = torch.stack([angle.cos(), angle.sin()], 1)
     else:
         mu = torch.from_numpy(_optimise(L, p, seed))
-    return _scaled(mu, C, dtype, device)
+    return (scale * mu).to(device=device, dtype=dtype)
 
 
 def max_cosine(means: Any) -> float:
@@ -155,14 +159,14 @@ def welch_bound(num_classes: int, dim: int) -> float:
     return math.sqrt(max(0, L - p) / (p * (L - 1)))
 
 
-def _scaled(mu: Tensor, C: float, dtype: torch.dtype, device: torch.device | str | None) -> Tensor:
-    """Unit rows times sqrt(C), in the dtype asked for, or a ValueError where that cannot hold them."""
+def _scale(C: float, dtype: torch.dtype) -> float:
+    """sqrt(C), or a ValueError where the dtype cannot hold it."""
     if dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         raise ValueError(f"dtype must be float16, bfloat16, float32 or float64, got {dtype}")
     info = torch.finfo(dtype)
     if not info.tiny <= math.sqrt(C) <= info.max:
         raise ValueError(f"C must have a square root that {dtype} can hold, got {C!r}")
-    return (math.sqrt(C) * mu).to(device=device, dtype=dtype)
+    return math.sqrt(C)
 
 
 def _pairs(L: int, p: int) -> Tensor:

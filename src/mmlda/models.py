@@ -42,9 +42,8 @@ class _Norm(nn.BatchNorm2d):
     is a kernel a layer."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.batch_norm(
-            x, self.running_mean, self.running_var, self.weight, self.bias, self.training, self.momentum or 0.1, self.eps
-        )
+        statistics = self.running_mean, self.running_var
+        return F.batch_norm(x, *statistics, self.weight, self.bias, self.training, self.momentum or 0.1, self.eps)
 
 
 def fast_convolutions(model: nn.Module, fast: bool) -> None:

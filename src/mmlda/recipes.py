@@ -151,7 +151,9 @@ RECIPES: dict[str, Recipe] = {
     "mnist-sr": _MNIST,
     "mnist-mmlda": dataclasses.replace(_MNIST, **_ADAM),
     "cifar10-sr": _CIFAR10,
-    "cifar10-mmlda": dataclasses.replace(_CIFAR10, **_ADAM),
+    # Adam as the paper names it; its decoupled form was 1.1 points better on held-out training images (docs/training.md)
+    "cifar10-mmlda-adam": dataclasses.replace(_CIFAR10, **_ADAM),
+    "cifar10-mmlda": dataclasses.replace(_CIFAR10, **_ADAM, decoupled=True, weight_decay=0.5),
     "mnist-sat": sat("bim", 0.12),
     "mnist-hat": hat("bim"),
     "cifar10-sat": dataclasses.replace(sat("bim", 0.04, steps=30_000), pad=4, flip=True),

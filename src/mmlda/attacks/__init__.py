@@ -4,8 +4,10 @@ A leaf: it knows a callable `model(x) -> logits`, the image range and nothing el
 """
 
 from mmlda.attacks.apgd import APGD
+from mmlda.attacks.carlini import CarliniWagner
 from mmlda.attacks.fab import FAB
 from mmlda.attacks.gradient import BIM, FGSM, ILCM, PGD, ascend
+from mmlda.attacks.jsma import JSMA
 from mmlda.attacks.result import AttackResult, measure
 from mmlda.attacks.square import Square
 from mmlda.attacks.surface import Attack, Surface
@@ -17,9 +19,11 @@ __all__ = [
     "FAB",
     "FGSM",
     "ILCM",
+    "JSMA",
     "PGD",
     "Attack",
     "AttackResult",
+    "CarliniWagner",
     "Square",
     "Surface",
     "WorstCase",

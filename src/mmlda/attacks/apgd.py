@@ -162,15 +162,15 @@ class APGD(Attack):
         start = random_start(x, self.eps, norm, bounds, self.noise(index), number)
         f, g, label = (t.clone() for t in surface.step((*key, "look"), look, start, *labels))
         zero = (g == 0).flatten(1).all(1)
-        count = torch.zeros_like(y)
-        end = _Run(start.clone(), f == torch.inf, label.clone(), count.clone(), zero)
+        none, one = torch.zeros_like(y), torch.ones_like(y)
+        end = _Run(start.clone(), f == torch.inf, label.clone(), one.clone(), zero)
 
         # What a sample carries along: `state` changes at every step, the rest at checkpoints or not at all.
-        state = _State(start, start, g, f, start, f, g, label, count, count)
+        state = _State(start, start, g, f, start, f, g, label, none, one)
         fixed = (*labels, *limits(x, self.eps, norm, bounds))
         eta, f_mark = torch.full_like(f, 2 * self.eps), f
         halved, who = torch.zeros_like(zero), torch.arange(len(y), device=y.device)
-        one, momentum = (torch.tensor(a, dtype=x.dtype, device=x.device) for a in (1.0, _MOMENTUM))
+        first, later = (torch.tensor(a, dtype=x.dtype, device=x.device) for a in (1.0, _MOMENTUM))
         marks = checkpoints(self.steps)
         for k in range(self.steps):
             if self._compact_before(k, marks, state.f_best):
@@ -181,7 +181,7 @@ class APGD(Attack):
                 if len(alive) < len(who):
                     state, fixed = _State(*(t[alive] for t in state)), tuple(t[alive] for t in fixed)
                     eta, f_mark, halved, who = (t[alive] for t in (eta, f_mark, halved, who))
-            state = _State(*surface.step((*key, "step"), step, *state, eta, momentum if k else one, *fixed))
+            state = _State(*surface.step((*key, "step"), step, *state, eta, later if k else first, *fixed))
             if k + 1 in marks:
                 since = k + 1 - max((m for m in marks if m <= k), default=0)
                 stuck = (state.ups < _ENOUGH * since) | (~halved & (state.f_best <= f_mark))

@@ -47,7 +47,8 @@ class Noise:
     """
 
     def __init__(self, seed: int, index: Tensor) -> None:
-        start = _mix(torch.tensor(_signed(seed % (1 << 64)), device=index.device) + _GOLDEN)
+        word = torch.full((), _signed(seed % (1 << 64)), dtype=torch.int64, device=index.device)
+        start = _mix(word + _GOLDEN)
         self._stream = _mix(start + index.to(torch.int64) * _GOLDEN)  # [N]
 
     def take(self, which: Tensor) -> Noise:
@@ -65,8 +66,9 @@ class Noise:
         return _mix(stream[:, None] + element).view(len(stream), *shape)
 
     def uniform(self, shape: Shape, draw: int | Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Uniform in [0, 1), the same 24 bits in every dtype: [N, *shape]."""
-        return _shift(self.bits(shape, draw), 40).to(dtype) * 2.0**-24
+        """Uniform in [0, 1), the same 24 bits in every dtype (rounded in half): [N, *shape]."""
+        wide = torch.promote_types(dtype, torch.float32)
+        return (_shift(self.bits(shape, draw), 40).to(wide) * 2.0**-24).to(dtype)
 
     def normal(self, shape: Shape, draw: int | Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Standard normal by Box and Muller: [N, *shape]."""

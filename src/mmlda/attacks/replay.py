@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ class Replay:
     referred to from here and lives as long as it does.
     """
 
-    def __init__(self, step: Step, inputs: tuple[Tensor, ...], pool: tuple[int, int] | None = None) -> None:
+    def __init__(self, step: Step, inputs: tuple[Tensor, ...], pool: Any = None) -> None:
         self._step = step
         self._inputs = tuple(t.clone() for t in inputs)
         self._seen: list[tuple[Tensor, int] | None] = [None] * len(inputs)
@@ -60,7 +61,7 @@ class Replay:
         return self._outputs
 
 
-def replay(step: Step, inputs: tuple[Tensor, ...], pool: tuple[int, int] | None = None) -> Step:
+def replay(step: Step, inputs: tuple[Tensor, ...], pool: Any = None) -> Step:
     """`step` as a CUDA graph for inputs of these shapes.
 
     Or `step` itself, where there is nothing to gain (the CPU, or a capture already under way) or where the

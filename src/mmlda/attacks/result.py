@@ -31,7 +31,7 @@ class AttackResult:
     steps: Tensor  # int64: steps (gradients, or queries of a black box) spent on the sample
     zero_at_start: Tensor | None = None  # bool, of gradient attacks: the gradient was exactly 0 at the start
     target: Tensor | None = None  # int64: the class asked for
-    winner: Tensor | None = None  # int64, of a list of attacks: which one broke the sample, -1 for none
+    winner: Tensor | None = None  # int64, of a list of attacks: which one broke the sample
 
     def __len__(self) -> int:
         return len(self.success)

@@ -32,8 +32,9 @@ def share(query: int, queries: int, p: float) -> float:
 def window(p: float, H: int, W: int, least: int) -> tuple[int, int]:
     """Height and width of a window with the share `p` of an H x W image, as square as fits, `least` or more."""
     side = max(round(math.sqrt(p * H * W)), least)
-    h = min(side, H)
-    return h, min(max(round(p * H * W / h), least), W)
+    short = min(side, H, W)
+    long = min(max(round(p * H * W / short), least), max(H, W))
+    return (short, long) if H <= W else (long, short)
 
 
 def bump(h: int, w: int) -> Tensor:

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +37,7 @@ class Surface:
         self.classes: int | None = None  # L, known after the first logits
         self._labels = {"y": y, "target": target}
         self._graphs: dict[object, Step] = {}
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None  # the graphs' memory, shared: they run one after the other
         self._capturable = True
 
     def logits(self, x: Tensor) -> Tensor:
@@ -245,7 +246,8 @@ class Attack:
                 raise ValueError(f"{name} is {what}: expected integers [{len(x)}]")
             if label.device != x.device:
                 raise ValueError(f"{name} is on {label.device}: expected {x.device}, where x is")
-            labels[name] = label.detach().to(torch.int64)
+            label = label.detach().to(torch.int64)
+            labels[name] = label.clone() if label.is_inference() else label  # so that autograd may keep it
         lo, hi = self.bounds
         x = x.detach()
         if len(x) and not (x.is_cuda and torch.cuda.is_current_stream_capturing()):

@@ -33,7 +33,8 @@ class WorstCase(Attack):
     5. Square, 1,000 queries, which uses no gradient;
 
     and, after the first two, APGD on each of `losses`. A broken sample's `x_adv` is where it broke; one that
-    holds is left at the first attack's final point. `winner` says which attack of `attack_list()` broke it.
+    holds is left at the first attack's final point. `winner` says which attack of `attack_list()` broke it: -1
+    for none, -2 for an image that was wrong to begin with, which stays as it is.
     More queries and steps than these cost more than they break; for a longer search give a list of your own.
 
     Args:
@@ -75,28 +76,32 @@ class WorstCase(Attack):
     def attack(
         self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor
     ) -> AttackResult:
-        steps, winner = torch.zeros_like(y), torch.full_like(y, -1)
-        x_adv, label, zero = x, y, None
+        label = surface.replayed_logits(x).argmax(1)
+        wrong = label != y if target is None else label == target
+        steps, winner = torch.zeros_like(y), torch.where(wrong, -2, -1)
+        x_adv, zero = x.clone(), torch.zeros_like(wrong)
         for number, attack in enumerate(self.attack_list()):
-            who = survivors(winner < 0)
+            who = survivors(winner == -1)
             if len(who) == 0:
                 break
             to = None if target is None else target[who]
             result = attack.attack(surface, x[who], y[who], to, index[who])
-            open_ = winner[who] < 0
+            open_ = winner[who] == -1
             steps = steps.index_add(0, who, result.steps * open_)
             size = result.linf if self.norm == "linf" else result.l2
-            # A fixed-budget attack is in the ball by construction, up to rounding.
-            won = open_ & result.success & (size <= self.eps * (1 + 1e-5) + 1e-7 * max(map(abs, self.bounds)))
-            take = open_ if number == 0 else won
+            # A fixed-budget attack is in the ball by construction, up to rounding in its images' dtype.
+            near = size <= self.eps * (1 + 1e-5) + 4 * torch.finfo(x.dtype).eps * max(map(abs, self.bounds))
+            won = open_ & result.success & near
+            take = open_ & near if number == 0 else won
             x_adv = x_adv.index_copy(0, who[take], result.x_adv[take])
             label = label.index_copy(0, who[take], result.prediction[take])
             winner = winner.index_copy(0, who[won], torch.full_like(who[won], number))
-            zero = result.zero_at_start if number == 0 else zero
+            if number == 0 and result.zero_at_start is not None:
+                zero = zero.index_copy(0, who, result.zero_at_start)
         return measure(
             x,
             x_adv,
-            success=winner >= 0,
+            success=winner != -1,
             prediction=label,
             steps=steps,
             bounds=self.bounds,

@@ -1,0 +1,242 @@
+"""JSMA, the Jacobian-based saliency map attack (Papernot et al. 2016), one pixel or a pair at a time.
+
+With t the target and S the surface (logits or softmax), a step that raises pixels looks at
+
+    a_p = dS_t / dx_p,   b_p = sum_{k != t} dS_k / dx_p,   saliency(p) = a_p |b_p|  where a_p > 0 and b_p < 0,
+
+and adds eps to the pixel of the highest saliency, clipped to the range; for a pair, a = a_p + a_q and
+b = b_p + b_q. A step that lowers pixels (eps < 0) asks for the opposite signs. Two vector-Jacobian products give a
+and b, whatever the number of classes (one for softmax, whose outputs sum to 1, so that b = -a).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmlda.attacks.result import AttackResult, measure
+from mmlda.attacks.surface import Attack, Surface, survivors
+
+__all__ = ["JSMA", "best_pair", "best_pixel"]
+
+_SHORTLIST = 32
+_TILE = 1 << 22  # pairs looked at in one go where the shortlist is too short
+_COMPACT_EVERY = 10  # steps, on CUDA
+
+
+def best_pixel(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """The pixel of the largest u v with u > 0 and v > 0: int64 [N, 1], and whether there is one: bool [N].
+
+    Of equal ones the first. `u` and `v` [N, D] are -inf for pixels that may not be chosen.
+
+    >>> best_pixel(torch.tensor([[1.0, 3.0, 2.0]]), torch.tensor([[9.0, -1.0, 2.0]]))
+    (tensor([[0]]), tensor([True]))
+    """
+    saliency = torch.where((u > 0) & (v > 0), u * v, -1.0)
+    best = saliency.argmax(1, keepdim=True)
+    return best, saliency.gather(1, best).squeeze(1) >= 0
+
+
+def best_pair(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """The pair p < q of the largest F = (u_p + u_q)(v_p + v_q) with both sums positive: int64 [N, 2], bool [N].
+
+    Of equal pairs the first in the order of (p, q). `u` and `v` [N, D] are -inf for pixels that may not be chosen.
+
+    It is the maximum over all D (D - 1) / 2 pairs, found from a short list. For every r > 0 the inequality of the
+    means says 2 sqrt(F) <= g_p + g_q with g = r u + v / r. So if some pair has the value F*, a pixel with
+    g_p < 2 sqrt(F*) - max g is in no pair that is as good. A good F* is cheap (the two largest g, with r from the
+    pair before), and then a handful of pixels remain. Where more than 32 do, all pairs are tried, tile by tile.
+
+    >>> best_pair(torch.tensor([[1.0, 3.0, 2.0]]), torch.tensor([[9.0, -1.0, 2.0]]))
+    (tensor([[0, 2]]), tensor([True]))
+    """
+    N, D = u.shape
+    if D < 2:
+        pair = torch.zeros(N, 2, dtype=torch.int64, device=u.device)
+        return pair, pair[:, 0] > 0
+    possible = (u.amax(1) > 0) & (v.amax(1) > 0)  # [N]
+    r = torch.where(possible, (v.amax(1) / u.amax(1)).sqrt(), 1.0)
+    value, r_best = torch.zeros_like(r), r  # F* and the r of the pair that has it
+    for _ in range(3):
+        top = (u * r[:, None] + v / r[:, None]).topk(2, dim=1).indices  # [N, 2]
+        s_u, s_v = u.gather(1, top).sum(1), v.gather(1, top).sum(1)
+        good = (s_u > 0) & (s_v > 0)
+        r = torch.where(good, (s_v / s_u).sqrt(), r)
+        better = good & (s_u * s_v > value)
+        value, r_best = torch.where(better, s_u * s_v, value), torch.where(better, r, r_best)
+
+    r = r_best[:, None]
+    g = u * r + v / r  # [N, D]
+    size = torch.where(g > -torch.inf, u.abs() * r + v.abs() / r, 0.0).amax(1)
+    slack = 32 * torch.finfo(u.dtype).eps * size  # more than g and F* can be off by rounding
+    count = (g >= (2 * value.sqrt() - g.amax(1) - slack)[:, None]).sum(1)  # of pixels that can matter
+    K = min(_SHORTLIST, D)
+    short = g.topk(K, dim=1).indices.sort(1).values  # [N, K]; ascending keeps the order of the pairs
+    F, pair = _try_pairs(u.gather(1, short), v.gather(1, short), 0, K)
+    pair = short.gather(1, pair)
+    rest = ((count > K) & possible).nonzero()[:, 0]
+    if len(rest):
+        F[rest], pair[rest] = _try_all_pairs(u[rest], v[rest])
+    return pair, possible & (F >= 0)
+
+
+def _try_pairs(u: Tensor, v: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:
+    """The largest F of the pairs with p in first .. last - 1, -1 for none: [N], and the pair: int64 [N, 2]."""
+    D = u.shape[1]
+    p, q = torch.arange(first, last, device=u.device), torch.arange(D, device=u.device)
+    s_u, s_v = u[:, p, None] + u[:, None], v[:, p, None] + v[:, None]  # [N, P, D]
+    F = torch.where((s_u > 0) & (s_v > 0) & (p[:, None] < q), s_u * s_v, -1.0).flatten(1)
+    at = F.argmax(1)  # the first of equal ones
+    return F.gather(1, at[:, None]).squeeze(1), torch.stack([first + at // D, at % D], 1)
+
+
+def _try_all_pairs(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """`_try_pairs` of all pairs, `_TILE` at a time."""
+    D = u.shape[1]
+    samples, rows = max(1, _TILE // (D * D)), max(1, min(D, _TILE // D))
+    done = []
+    for u_s, v_s in zip(u.split(samples), v.split(samples)):
+        best, pair = _try_pairs(u_s, v_s, 0, rows)
+        for first in range(rows, D, rows):
+            F, other = _try_pairs(u_s, v_s, first, min(D, first + rows))
+            better = F > best  # not >=: of equal pairs the first
+            best, pair = torch.where(better, F, best), torch.where(better[:, None], other, pair)
+        done.append((best, pair))
+    return torch.cat([best for best, _ in done]), torch.cat([pair for _, pair in done])
+
+
+@dataclass(frozen=True, kw_only=True)
+class JSMA(Attack):
+    """Move the most salient pixels towards a target class until it is reached.
+
+    A pixel is one channel of one place. A sample stops when its label is the target, after `steps` steps, or when
+    no pixel (pair) is left that has the right signs, can still move and is within `max_share`.
+
+    Args:
+        eps: what a step adds to a pixel, clipped to the range; negative to lower pixels. Not an L-infinity bound:
+            a pixel that is chosen again moves again.
+        pairs: two pixels a step.
+        surface: what is differentiated, "logits" or "softmax". The two choose different pixels, so say which with
+            every number. Softmax slopes are computed such that a saturated network does not make them 0.
+        target: "least-likely" (by the clean logits) or "random".
+        steps: most steps.
+        max_share: most pixels that may change, as a share of all.
+        reuse: whether a pixel may be chosen again while it is inside the range; None for yes one pixel at a time,
+            and no with pairs, where Papernot et al. take every used pixel out of the search.
+
+    >>> x, y = torch.tensor([[0.75, 0.125, 0.5]]), torch.tensor([0])
+    >>> JSMA(eps=0.25)(lambda x: x[:, :2] * torch.tensor([1.0, 3.0]) - x[:, 1:], x, y).x_adv
+    tensor([[0.7500, 0.3750, 0.5000]])
+    """
+
+    eps: float
+    pairs: bool = False
+    surface: str = "logits"
+    target: str = "least-likely"
+    steps: int = 100
+    max_share: float = 1.0
+    reuse: bool | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < abs(self.eps) < float("inf"):
+            raise ValueError(f"eps={self.eps!r}: expected a step other than 0")
+        if self.surface not in ("logits", "softmax"):
+            raise ValueError(f'surface={self.surface!r}: expected "logits" or "softmax"')
+        if self.target not in ("least-likely", "random"):
+            raise ValueError(f'target={self.target!r}: expected "least-likely" or "random"')
+        if self.steps < 1:
+            raise ValueError(f"steps={self.steps!r}: expected at least 1")
+        if not 0 < self.max_share <= 1:
+            raise ValueError(f"max_share={self.max_share!r}: expected a share, more than 0 and at most 1")
+
+    def attack(
+        self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor
+    ) -> AttackResult:
+        if target is None:
+            target = self.target_for(self.target, surface, x, y, index)
+        assert target is not None
+        x_adv, spent, zero = x.clone(), torch.zeros_like(y), None
+
+        def slopes(x_k: Tensor, to: Tensor) -> tuple[Tensor, ...]:
+            return self._slopes(surface, x_k, to)
+
+        who = torch.arange(len(x), device=x.device)
+        x_k, to = x, target
+        changed = torch.zeros(x.shape, dtype=torch.bool, device=x.device).flatten(1)  # [N, D]
+        for k in range(self.steps):
+            reached, a, b = surface.step((self, "slopes"), slopes, x_k, to)
+            if zero is None:
+                zero = ((a == 0) & (b == 0)).all(1)
+            x_k, changed, moved = self._move(x_k, a, b, changed, ~reached)
+            spent[who] += moved
+            # A sample that has stopped stays where it is: the same step stops it again, until it leaves.
+            if not x.is_cuda or k % _COMPACT_EVERY == _COMPACT_EVERY - 1:
+                stay = survivors(moved)
+                if len(stay) < len(who):
+                    x_adv[who] = x_k
+                    who, x_k, to, changed = who[stay], x_k[stay], to[stay], changed[stay]
+                if len(who) == 0:
+                    break
+        x_adv[who] = x_k
+        prediction = surface.replayed_logits(x_adv).argmax(1)
+        return measure(
+            x,
+            x_adv,
+            success=prediction == target,
+            prediction=prediction,
+            steps=spent,
+            bounds=self.bounds,
+            zero_at_start=zero,
+            target=target,
+        )
+
+    def _slopes(self, surface: Surface, x: Tensor, to: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Whether the target is reached [N]; a and b [N, D] up to a positive factor, in at least float32."""
+        with torch.enable_grad():
+            x = x.detach().requires_grad_(True)
+            z = surface.logits(x)  # [N, L]
+            if self.surface == "softmax":
+                # dP_t = P_t d(log P_t). The factor is positive and the same for all pixels of a sample, so it
+                # changes no choice; it is left out because it underflows.
+                (a,) = torch.autograd.grad(z.log_softmax(1).gather(1, to[:, None]).sum(), x)
+                b = -a
+            else:
+                (a,) = torch.autograd.grad(z.gather(1, to[:, None]).sum(), x, retain_graph=True)
+                (b,) = torch.autograd.grad(z.scatter(1, to[:, None], 0.0).sum(), x)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return z.detach().argmax(1) == to, a.flatten(1).to(wide), b.flatten(1).to(wide)
+
+    def _move(
+        self, x_k: Tensor, a: Tensor, b: Tensor, changed: Tensor, going: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """One step: the images, the pixels changed so far, and who moved."""
+        lo, hi = self.bounds
+        flat = x_k.flatten(1)  # [N, D]
+        room = flat < hi if self.eps > 0 else flat > lo
+        reuse = not self.pairs if self.reuse is None else self.reuse
+        if not reuse:
+            room = room & ~changed
+        # With fewer new pixels left than a step may take, only those that have changed may be chosen.
+        most = int(self.max_share * flat.shape[1] + 1e-6) - (2 if self.pairs else 1)
+        room = room & (changed | (changed.sum(1, keepdim=True) <= most))
+        sign = 1.0 if self.eps > 0 else -1.0
+        u, v = (torch.where(room, _scaled(t), -torch.inf) for t in (sign * a, -sign * b))
+        pixels, valid = best_pair(u, v) if self.pairs else best_pixel(u, v)  # [N, 2 or 1], [N]
+        moved = going & valid
+        old = flat.gather(1, pixels)
+        new = torch.where(moved[:, None], (old + self.eps).clamp(lo, hi), old)
+        chosen = moved[:, None].expand_as(pixels)
+        changed = changed.scatter(1, pixels, changed.gather(1, pixels) | chosen)
+        return flat.scatter(1, pixels, new).view_as(x_k), changed, moved
+
+
+def _scaled(t: Tensor) -> Tensor:
+    """`t` [N, D] times a power of two for each sample, so that products of small slopes do not underflow.
+
+    A power of two changes no mantissa, so what was equal stays equal and what was larger stays larger.
+    """
+    _, exponent = torch.frexp(t.abs().amax(1, keepdim=True))
+    return torch.ldexp(t, (-exponent).clamp(-100, 100))

@@ -1,0 +1,55 @@
+"""The networks that ship with the package: safetensors, and beside each a JSON file that says what it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from mmlda import checkpoints
+from mmlda.models import build
+
+__all__ = ["about", "load", "names"]
+
+FOLDER = Path(__file__).parent
+
+
+def names() -> list[str]:
+    """The networks' names.
+
+    >>> "cifar10-mmlda" in names()
+    True
+    """
+    return sorted(path.stem for path in FOLDER.glob("*.safetensors"))
+
+
+def about(name: str) -> dict[str, Any]:
+    """How a network was made and what was measured: its config, recipe, data, accuracy and versions."""
+    if name not in names():
+        raise ValueError(f"name = {name!r}: expected one of {', '.join(names())}")
+    return json.loads((FOLDER / f"{name}.json").read_text())
+
+
+def load(
+    source: str | Path, *, model: nn.Module | None = None, device: torch.device | str | None = None
+) -> nn.Module:
+    """A trained network, in eval mode: one that ships, by its name, or the folder of a run.
+
+    A network with a backbone of one's own can't be described in a run's `run.json`: pass such a network as `model`,
+    and it gets the weights.
+
+    >>> model = load("mnist-mmlda")
+    >>> model(torch.rand(2, 1, 28, 28)).shape
+    torch.Size([2, 10])
+    """
+    if str(source) in names():
+        network: nn.Module = build(about(str(source))["model"])
+        network.load_state_dict(load_file(FOLDER / f"{source}.safetensors"))
+        return network.to(device).eval()
+    if not (Path(source) / "run.json").is_file():
+        raise ValueError(f"source = {str(source)!r}: expected the folder of a run, or one of {', '.join(names())}")
+    return checkpoints.load(source, model=model, device=device)
