@@ -29,12 +29,16 @@ def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 class Net(nn.Module):
     """Two convolutions, a latent layer, a head."""
 
-    def __init__(self, head: str, classes: int = 10, dim: int = 16, C: float = 10.0) -> None:
+    def __init__(
+        self, head: str, classes: int = 10, dim: int = 16, C: float = 10.0, size: int = 8, channels: int = 1
+    ) -> None:
         super().__init__()
+        dim = max(dim, classes) if head == "mm" else dim
         self.body = nn.Sequential(
-            nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, stride=2, padding=1), nn.ReLU(),
-            nn.Flatten(), nn.Linear(16 * 16, dim),
-        )
+            nn.Conv2d(channels, 16, 3, padding=1), nn.ReLU(),
+            nn.Conv2d(16, 16, 3, stride=2, padding=1), nn.ReLU(),
+            nn.Flatten(), nn.Linear(16 * ((size + 1) // 2) ** 2, dim),
+        )  # fmt: skip
         self.head = nn.Linear(dim, classes) if head == "sr" else None
         eye = torch.eye(classes, dim)
         mu = eye - eye.mean(0)  # a simplex: equal norms, equal angles
@@ -72,18 +76,25 @@ def train(model: Net, x: Tensor, y: Tensor, *, epochs: int, eps: float = 0.0, ce
 
 
 @functools.cache
-def network(head: str, eps: float = 0.0, classes: int = 10) -> Net:
-    """A trained network; `classes` < 10 keeps the digits below it."""
+def network(head: str, eps: float = 0.0, classes: int = 10, size: int = 8) -> Net:
+    """A trained network; `classes` < 10 keeps the digits below it, another `size` enlarges them."""
     x, y, _, _ = digits()
     with torch.random.fork_rng():
         torch.manual_seed(0)
         keep = y < classes
-        model = Net(head, classes)
-        return train(model, x[keep], y[keep], epochs=20 if eps == 0 else 25, eps=eps)
+        model = Net(head, classes, size=size)
+        epochs = 4 if size > 8 else 20 if eps == 0 else 25
+        return train(model, enlarged(x[keep], size), y[keep], epochs=epochs, eps=eps)
 
 
-def images(n: int, classes: int = 10) -> tuple[Tensor, Tensor]:
+def enlarged(x: Tensor, size: int) -> Tensor:
+    if x.shape[-1] == size:
+        return x
+    return F.interpolate(x, size=(size, size), mode="bilinear", align_corners=False).clamp(0, 1)
+
+
+def images(n: int, classes: int = 10, size: int = 8) -> tuple[Tensor, Tensor]:
     """The first `n` test images of the first `classes` digits."""
     _, _, x, y = digits()
     keep = y < classes
-    return x[keep][:n].clone(), y[keep][:n].clone()
+    return enlarged(x[keep][:n].clone(), size), y[keep][:n].clone()

@@ -49,7 +49,7 @@ ATTACKS: dict[str, Callable[..., Attack]] = {
     "JSMA-pairs": lambda width=1.0, **kw: JSMA(
         eps=0.5 * width, pairs=True, surface="softmax", target="random", **kw
     ),
-    "CW": lambda width=1.0, **kw: CarliniWagner(search_steps=4, steps=100, initial_c=0.01, **kw),
+    "CW": lambda width=1.0, **kw: CarliniWagner(search_steps=3, steps=60, initial_c=0.1, rate=0.1, **kw),
 }
 # The radius an attack must keep to: (norm, eps); minimum-norm attacks have none.
 BALLS: dict[str, tuple[str, float]] = {

@@ -14,7 +14,10 @@ def parameters(model):
     return sum(p.numel() for p in model.parameters())
 
 
-@pytest.mark.parametrize("depth, published", [(20, 269_722), (32, 464_154), (44, 658_586), (56, 853_018), (110, 1_727_962)])
+COUNTS = [(20, 269_722), (32, 464_154), (44, 658_586), (56, 853_018), (110, 1_727_962)]
+
+
+@pytest.mark.parametrize("depth, published", COUNTS)
 def test_parameter_counts_are_the_published_ones(depth, published):
     """He 2015, Table 6, with option A shortcuts: 0.27, 0.46, 0.66, 0.85 and 1.7 million."""
     assert parameters(Classifier(resnet(depth), SoftmaxHead(num_classes=10, dim=64))) == published
@@ -179,7 +182,10 @@ def test_swap_head_on_torchvision(name):
     assert model(torch.rand(2, 3, 224, 224)).shape == (2, 7)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "vit_tiny_patch16_224", "convnext_atto", "efficientnet_b0", "mixer_s32_224"])
+TIMM = ["resnet18", "vit_tiny_patch16_224", "convnext_atto", "efficientnet_b0", "mixer_s32_224"]
+
+
+@pytest.mark.parametrize("name", TIMM)
 def test_swap_head_on_timm(name):
     timm = pytest.importorskip("timm", reason="timm is not installed here", exc_type=ImportError)
     model = swap_head(timm.create_model(name, pretrained=False), num_classes=7).eval()

@@ -92,6 +92,36 @@ def _settings(pairs: list[str], what: str) -> dict[str, Any]:
     return values
 
 
+@app.command(epilog="Example: mmlda demo --out demo")
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the picture and the numbers.")] = Path("demo"),
+    as_json: Json = False,
+) -> None:
+    """The embedded digits: train softmax and MM-LDA, attack both, and see what the worst case leaves."""
+    from mmlda import demo as module
+
+    result = module.demo(out, show=not as_json)
+    if as_json:
+        print(json.dumps(result))
+        return
+    print("\n" + "\n".join(module.lines(result)))
+    print(f"{out / 'demo.png'}, {out / 'demo.json'}")
+
+
+@app.command(epilog="Example: mmlda models")
+def models(as_json: Json = False) -> None:
+    """The networks that ship with the package."""
+    from mmlda import zoo
+
+    cards = {name: zoo.about(name) for name in zoo.names()}
+    if as_json:
+        print(json.dumps(cards))
+        return
+    for name, card in cards.items():
+        print(f"{name:16s} test accuracy {100 * card['accuracy']:.2f}% on {card['data']}, {card['recipe']['steps']} "
+              f"steps, seed {card['recipe']['seed']}, {card['versions']['device']}")  # fmt: skip
+
+
 # ---------------------------------------------------------------------------------------------------- training
 
 
@@ -103,7 +133,7 @@ def train(
         "runs/network"
     ),
     recipe: Annotated[str | None, typer.Option(help="A name; by default the paper's for the data and head.")] = None,
-    start: Annotated[Path | None, typer.Option(help="A trained run to start from (fine-tuning).")] = None,
+    start: Annotated[str | None, typer.Option(help="A network to start from (fine-tuning): a name or a run.")] = None,
     steps: Annotated[int | None, typer.Option(help="Another number of steps, the schedule in proportion.")] = None,
     seed: Annotated[int, typer.Option(help="Of the weights, the order of the data and the augmentation.")] = 0,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change the recipe: --set lr=0.01.")] = None,
@@ -169,7 +199,7 @@ def train(
 
 @app.command(epilog="Example: mmlda attack runs/digits --attack pgd --eps 0.1 --data digits --n 200 --out runs/attack")
 def attack(
-    model: Annotated[Path, typer.Argument(help="The folder of a trained run.")],
+    model: Annotated[str, typer.Argument(help="A network that ships (mmlda models), or the folder of a run.")],
     name: Annotated[str, typer.Option("--attack", help="fgsm, bim, ilcm, jsma, cw, pgd, apgd, square, fab, worst.")],
     out: Annotated[Path, typer.Option(help="Folder for the result; an attack that was stopped goes on there.")],
     data: Annotated[str, typer.Option(help="digits, mnist, fashion-mnist, cifar10, or a folder.")] = "digits",

@@ -79,10 +79,10 @@ def separated_means(
     - `p + 2 <= L <= 2p`: pairs `+-e_i`, largest cosine exactly 0; for odd L three of the classes share an
       equilateral triangle instead, so that the means still sum to zero. Optimal (Rankin).
     - `p = 2`: the regular polygon, cosine `cos(2 pi / L)`. Optimal.
-    - otherwise an optimiser with several starts, deterministic from `seed` (up to the rounding of the BLAS
-      in use). It reaches the icosahedron, the 24-cell, E8's 240 roots and the solved cases of Tammes'
-      problem; beyond those compare `max_cosine(means)` with `cosine_bound(L, p)`. Its means need not sum to
-      zero. Thousands of classes take minutes.
+    - otherwise an optimiser with several starts, deterministic from `seed`. It reaches the icosahedron, the
+      24-cell, E8's 240 roots and the solved cases of Tammes' problem; beyond those compare
+      `max_cosine(means)` with `cosine_bound(L, p)`. Its means need not sum to zero. Thousands of classes
+      take minutes.
 
     >>> mu = separated_means(num_classes=100, dim=64, C=100.0)
     >>> mu.shape, max_cosine(mu), cosine_bound(100, 64)
@@ -103,7 +103,12 @@ def separated_means(
         angle = torch.arange(L, dtype=torch.float64) * (2 * math.pi / L)
         mu = torch.stack([angle.cos(), angle.sin()], 1)
     else:
-        mu = torch.from_numpy(_optimise(L, p, seed))
+        from threadpoolctl import threadpool_limits
+
+        # One thread: the sums are then in one order, so that a seed gives the same means on any number of
+        # cores, and threads would cost such small matrices more than they bring.
+        with threadpool_limits(limits=1, user_api="blas"):
+            mu = torch.from_numpy(_optimise(L, p, seed))
     return (scale * mu).to(device=device, dtype=dtype)
 
 

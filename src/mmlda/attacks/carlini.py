@@ -40,7 +40,7 @@ __all__ = ["CarliniWagner"]
 _BETA_1, _BETA_2, _TINY = 0.9, 0.999, 1e-8  # Adam's
 _SHRINK = 1e-4  # atanh is infinite at the end of the range
 _PROGRESS = 1e-3  # the loss must fall by this share within a twentieth of the steps
-_DROP = 0.1  # of the rate at a standstill
+_DROP = 0.2  # of the rate at a standstill
 _ROUGH = 0.03  # a rate is too high if the loss is this share above its lowest on average
 _MOST_DROPS = 6
 _ROUNDINGS = 8  # a margin of fewer roundings than this may be the other way round in another batch
@@ -289,7 +289,7 @@ class CarliniWagner(Attack):
         rows.lower = torch.where(failed, rows.c, rows.lower)
         between = torch.where(rows.upper < torch.inf, (rows.lower + rows.upper) / 2, rows.c * 10)
         rows.c = torch.where(end, between, rows.c)
-        rows.crossed = rows.crossed & ~(fell | end)
+        rows.crossed = rows.crossed & ~(fell | drop | end)
         rows.search = rows.search + end.to(torch.int64)
         rows.spent = rows.spent + torch.where(end, rows.t.clamp_max(T), 0)
         for name, value in (("t", 0), ("since", 0), ("low", torch.inf), ("anchor", torch.inf)):

@@ -21,8 +21,8 @@ from mmlda.attacks.surface import Attack, Surface, survivors
 
 __all__ = ["JSMA", "best_pair", "best_pixel"]
 
-_SHORTLIST = 32
-_TILE = 1 << 22  # pairs looked at in one go where the shortlist is too short
+_SHORTLISTS = (32, 256)
+_TILE = 1 << 22  # most pairs tried in one go
 _COMPACT_EVERY = 10  # steps, on CUDA
 
 
@@ -46,40 +46,54 @@ def best_pair(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
     It is the maximum over all D (D - 1) / 2 pairs, found from a short list. For every r > 0 the inequality of the
     means says 2 sqrt(F) <= g_p + g_q with g = r u + v / r. So if some pair has the value F*, a pixel with
-    g_p < 2 sqrt(F*) - max g is in no pair that is as good. A good F* is cheap (the two largest g, with r from the
-    pair before), and then a handful of pixels remain. Where more than 32 do, all pairs are tried, tile by tile.
+    g_p < 2 sqrt(F*) - max g is in no pair that is as good. A good F* is cheap: take the best pixel's best partner,
+    that one's best partner, and so on; with r = sqrt(s_v / s_u) of that pair, a handful of pixels remain. Where
+    more than 256 do, all pairs are tried, tile by tile.
 
     >>> best_pair(torch.tensor([[1.0, 3.0, 2.0]]), torch.tensor([[9.0, -1.0, 2.0]]))
     (tensor([[0, 2]]), tensor([True]))
     """
     N, D = u.shape
+    pair = torch.zeros(N, 2, dtype=torch.int64, device=u.device)
     if D < 2:
-        pair = torch.zeros(N, 2, dtype=torch.int64, device=u.device)
         return pair, pair[:, 0] > 0
     possible = (u.amax(1) > 0) & (v.amax(1) > 0)  # [N]
-    r = torch.where(possible, (v.amax(1) / u.amax(1)).sqrt(), 1.0)
-    value, r_best = torch.zeros_like(r), r  # F* and the r of the pair that has it
-    for _ in range(3):
-        top = (u * r[:, None] + v / r[:, None]).topk(2, dim=1).indices  # [N, 2]
-        s_u, s_v = u.gather(1, top).sum(1), v.gather(1, top).sum(1)
-        good = (s_u > 0) & (s_v > 0)
-        r = torch.where(good, (s_v / s_u).sqrt(), r)
-        better = good & (s_u * s_v > value)
-        value, r_best = torch.where(better, s_u * s_v, value), torch.where(better, r, r_best)
-
-    r = r_best[:, None]
+    good = _good_pair(u, v)
+    s_u, s_v = u.gather(1, good).sum(1), v.gather(1, good).sum(1)
+    positive = (s_u > 0) & (s_v > 0)
+    value = torch.where(positive, s_u * s_v, 0.0)  # F*
+    r = torch.where(positive, (s_v / s_u).sqrt(), 1.0)[:, None]
     g = u * r + v / r  # [N, D]
     size = torch.where(g > -torch.inf, u.abs() * r + v.abs() / r, 0.0).amax(1)
     slack = 32 * torch.finfo(u.dtype).eps * size  # more than g and F* can be off by rounding
     count = (g >= (2 * value.sqrt() - g.amax(1) - slack)[:, None]).sum(1)  # of pixels that can matter
-    K = min(_SHORTLIST, D)
-    short = g.topk(K, dim=1).indices.sort(1).values  # [N, K]; ascending keeps the order of the pairs
-    F, pair = _try_pairs(u.gather(1, short), v.gather(1, short), 0, K)
-    pair = short.gather(1, pair)
-    rest = ((count > K) & possible).nonzero()[:, 0]
+    F, rest = torch.full_like(value, -1.0), possible.nonzero()[:, 0]
+    for K in _SHORTLISTS:
+        short = rest[count[rest] <= K]
+        if len(short):
+            F[short], pair[short] = _try_shortlist(u[short], v[short], g[short], min(K, D))
+        rest = rest[count[rest] > K]
     if len(rest):
         F[rest], pair[rest] = _try_all_pairs(u[rest], v[rest])
-    return pair, possible & (F >= 0)
+    return pair, F >= 0
+
+
+def _good_pair(u: Tensor, v: Tensor, rounds: int = 4) -> Tensor:
+    """A pair that no change of one of its two pixels improves, or nearly: int64 [N, 2]."""
+    p, _ = best_pixel(u, v)  # [N, 1]
+    for _ in range(rounds):
+        s_u, s_v = u + u.gather(1, p), v + v.gather(1, p)
+        F = torch.where((s_u > 0) & (s_v > 0), s_u * s_v, -1.0).scatter(1, p, -2.0)
+        q = F.argmax(1, keepdim=True)
+        pair, p = torch.cat([p, q], 1), q
+    return pair
+
+
+def _try_shortlist(u: Tensor, v: Tensor, g: Tensor, K: int) -> tuple[Tensor, Tensor]:
+    """`_try_all_pairs` of the K pixels with the largest `g`."""
+    short = g.topk(K, dim=1).indices.sort(1).values  # [N, K]; ascending keeps the order of the pairs
+    F, pair = _try_all_pairs(u.gather(1, short), v.gather(1, short))
+    return F, short.gather(1, pair)
 
 
 def _try_pairs(u: Tensor, v: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,296 @@
+"""The attacks beside their peers: one process, the same model, images and budget.
+
+    python benchmarks/attacks.py --device cpu --out benchmarks/results/attacks-cpu.json
+    python benchmarks/attacks.py --device cuda --model cifar10-sr --images cifar10.safetensors --out ...
+
+bim      BIM and PGD beside the bare forward and backward passes, torchattacks and foolbox
+worst    the worst case beside AutoAttack (pyautoattack): seconds and robust accuracy
+cw       Carlini and Wagner beside foolbox        (benchmarks/attacks_cw_jsma.py)
+jsma     JSMA beside torchattacks                 (benchmarks/attacks_cw_jsma.py)
+scaling  how the cost of a step grows with the batch, the image and the classes
+
+Contenders take turns, in an order that changes from round to round; a ratio is the median over the rounds of
+theirs / ours, so more than 1 means that we are faster. On the CPU the networks are small ones on scikit-learn's
+digits, 8 x 8 and enlarged to 28 x 28. On CUDA it is a Resnet-32 on images of CIFAR-10's shape: a network that
+ships or a run (--model), and images `x` and labels `y` from a safetensors file (--images); without them, random
+images labelled by the network itself. A peer that is not installed is left out, and said to be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import platform
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import mmlda
+from mmlda.attacks import APGD, BIM, FAB, PGD, Square, WorstCase
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "tests")]
+import attack_models
+
+PARTS = ("bim", "worst", "cw", "jsma", "scaling")
+
+
+def installed(name: str) -> bool:
+    found = importlib.util.find_spec(name) is not None
+    if not found:
+        print(f"  {name} is not installed: left out")
+    return found
+
+
+def wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def rounds(contenders: dict[str, Callable[[], object]], count: int, device: str) -> dict[str, list[float]]:
+    """Seconds of each contender in each of `count` rounds, after one round to warm up."""
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    names = list(contenders)
+    for turn in range(-1, count):
+        shift = turn % len(names)
+        for name in names[shift:] + names[:shift]:
+            wait(device)
+            begin = time.perf_counter()
+            contenders[name]()
+            wait(device)
+            if turn >= 0:
+                times[name].append(time.perf_counter() - begin)
+    return times
+
+
+def ratios(times: dict[str, list[float]], ours: str = "ours") -> dict[str, float]:
+    """Median over the rounds of theirs / ours."""
+    return {
+        name: statistics.median(theirs / mine for theirs, mine in zip(column, times[ours]))
+        for name, column in times.items()
+        if name != ours
+    }
+
+
+def cases(args: argparse.Namespace) -> dict[str, tuple[nn.Module, Tensor, Tensor, float]]:
+    """Model, images, labels and radius to attack with; several on the CPU, one on CUDA."""
+    if args.device == "cpu":
+        return {
+            "digits, 8 x 8": (attack_models.network("sr"), *attack_models.images(args.n or 256), 0.1),
+            "digits, 28 x 28": (
+                attack_models.network("sr", size=28), *attack_models.images(args.n or 128, size=28), 0.1
+            ),
+        }  # fmt: skip
+    model, x, y = resnet(args)
+    return {f"Resnet-32, {args.model or 'random weights'}": (model, x, y, args.eps)}
+
+
+def resnet(args: argparse.Namespace) -> tuple[nn.Module, Tensor, Tensor]:
+    if args.model:
+        model = mmlda.load(args.model).to(args.device).eval()
+    else:
+        head = mmlda.SoftmaxHead(num_classes=10, dim=64)
+        torch.manual_seed(args.seed)
+        model = mmlda.Classifier(mmlda.models.resnet32(), head).to(args.device).eval()
+    n = args.n or 1024
+    if args.images:
+        from safetensors.torch import load_file
+
+        data = load_file(args.images)
+        x, y = data["x"][:n].to(args.device), data["y"][:n].to(args.device).long()
+        return model, x.float() / 255 if x.dtype == torch.uint8 else x.float(), y
+    x = torch.rand(n, 3, 32, 32, generator=torch.Generator().manual_seed(args.seed)).to(args.device)
+    with torch.no_grad():
+        y = torch.cat([model(part).argmax(1) for part in x.split(256)])
+    return model, x, y
+
+
+def bench_bim(args: argparse.Namespace) -> dict:
+    """A step is a forward pass, a backward pass and an update; what else there is to it, and to the peers'."""
+    out = {}
+    for name, (model, x, y, eps) in cases(args).items():
+        steps, size = args.steps, len(x) if args.device == "cpu" else args.batch
+        batches = list(zip(x.split(size), y.split(size)))
+        a = eps / steps
+
+        def bare() -> None:
+            for xs, ys in batches:  # noqa: B023
+                v = xs.clone().requires_grad_(True)
+                for _ in range(steps):  # noqa: B023
+                    torch.autograd.grad(F.cross_entropy(model(v), ys, reduction="sum"), v)  # noqa: B023
+
+        contenders: dict[str, Callable[[], object]] = {
+            "ours": lambda: BIM(eps=eps, steps=steps, batch_size=size)(model, x, y),  # noqa: B023
+            "bare forward and backward": bare,
+        }
+        if installed("torchattacks"):
+            import torchattacks
+
+            peer = torchattacks.PGD(model, eps=eps, alpha=a, steps=steps, random_start=False)
+            contenders["torchattacks"] = lambda: [peer(xs, ys) for xs, ys in batches]  # noqa: B023
+        if installed("foolbox"):
+            import foolbox
+
+            fmodel = foolbox.PyTorchModel(model, bounds=(0, 1), device=args.device)
+            box = foolbox.attacks.LinfPGD(abs_stepsize=a, steps=steps, random_start=False)
+            contenders["foolbox"] = lambda: [box(fmodel, xs, ys, epsilons=eps) for xs, ys in batches]  # noqa: B023
+        times = rounds(contenders, args.pairs, args.device)
+        for p in model.parameters():
+            p.grad = None  # foolbox leaves its gradients behind
+        ratio = ratios(times)
+        out[name] = {
+            "images": len(x), "batch": size, "steps": steps, "eps": eps, "rounds": args.pairs,
+            "seconds": {k: statistics.median(v) for k, v in times.items()},
+            "times_faster_than": ratio,
+            "over_bare": 1 / ratio["bare forward and backward"] - 1,
+        }  # fmt: skip
+        print(f"bim, {name}: {len(x)} images in batches of {size}, {steps} steps")
+        for who, seconds in out[name]["seconds"].items():
+            print(f"  {who:28s} {seconds:9.4f} s   {ratio.get(who, 1.0):6.2f} x ours")
+        print(f"  ours over the bare passes: {100 * out[name]['over_bare']:+.1f}%")
+    return out
+
+
+def bench_worst(args: argparse.Namespace) -> dict:
+    """Robust accuracy and seconds; networks and radii where something is left to break."""
+    if args.device == "cpu":
+        x, y = attack_models.images(args.n or 300)
+        grid = [("sr", 0.0, 0.1), ("mm", 0.0, 0.1), ("sr", 0.15, 0.2), ("mm", 0.15, 0.2)]
+        nets = {
+            f"digits {head}{', adversarially trained' if trained else ''}": (
+                attack_models.network(head, trained), x, y, eps
+            )
+            for head, trained, eps in grid
+        }  # fmt: skip
+    else:
+        nets = cases(args)
+    out = {}
+    for name, (model, x, y, eps) in nets.items():
+        size = len(x) if args.device == "cpu" else args.worst_batch
+        result: dict = {}
+
+        def ours() -> None:
+            result["ours"] = WorstCase(eps=eps, batch_size=size)(model, x, y)  # noqa: B023
+
+        contenders: dict[str, Callable[[], object]] = {"ours": ours}
+        if installed("pyautoattack"):
+            import pyautoattack
+
+            def theirs() -> None:
+                peer = pyautoattack.AutoAttack(model, norm="Linf", eps=eps, seed=args.seed, device=args.device)  # noqa: B023
+                x_adv = peer.run_standard_evaluation(x, y, batch_size=size)  # noqa: B023
+                result["pyautoattack"] = x_adv[0] if isinstance(x_adv, tuple) else x_adv
+
+            contenders["pyautoattack"] = theirs
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            times = rounds(contenders, args.worst_rounds, args.device)
+        robust = {"ours": 100 * (1 - result["ours"].success.double().mean().item())}
+        if "pyautoattack" in result:
+            with torch.no_grad():
+                label = torch.cat([model(v).argmax(1) for v in result["pyautoattack"].to(x.device).split(size)])
+            robust["pyautoattack"] = 100 * (label == y).double().mean().item()
+        clean = 100 * (result["ours"].winner != -2).double().mean().item()
+        out[name] = {
+            "images": len(x), "batch": size, "eps": eps, "norm": "linf", "rounds": args.worst_rounds,
+            "seconds": {k: statistics.median(v) for k, v in times.items()},
+            "times_faster_than": ratios(times), "clean_accuracy": clean, "robust_accuracy": robust,
+        }  # fmt: skip
+        print(f"worst, {name}: {len(x)} images, eps {eps:.4g}, clean {clean:.2f}%")
+        for who, seconds in out[name]["seconds"].items():
+            faster = out[name]["times_faster_than"].get(who, 1.0)
+            print(f"  {who:14s} {seconds:8.2f} s   {faster:5.2f} x ours   robust accuracy {robust[who]:.2f}%")
+    return out
+
+
+def bench_scaling(args: argparse.Namespace) -> dict:
+    """Milliseconds a step of each attack on untrained networks, one size growing at a time."""
+    base = {"batch": 64, "size": 16, "classes": 10}
+    grow = {"batch": (16, 64, 256, 1024), "size": (8, 16, 32, 64), "classes": (4, 10, 100, 1000)}
+    many = {
+        "BIM": lambda: BIM(eps=1e-6, steps=20),
+        "PGD-l2": lambda: PGD(eps=1e-6, norm="l2", steps=20),
+        "APGD": lambda: APGD(eps=1e-6, steps=20),
+        "FAB": lambda: FAB(eps=0.0, targets=1, steps=20),
+        "Square": lambda: Square(eps=1e-6, queries=20),
+    }
+    out: dict = {}
+    for what, values in grow.items():
+        for value in values:
+            shape = base | {what: value}
+            torch.manual_seed(args.seed)
+            model = attack_models.Net("sr", shape["classes"], size=shape["size"], channels=3)
+            model = model.to(args.device).eval()
+            x = torch.rand(shape["batch"], 3, shape["size"], shape["size"], device=args.device)
+            y = model(x).argmax(1)
+            attacks = {name: make() for name, make in many.items()}
+            runs = {name: (lambda a=a: a(model, x, y)) for name, a in attacks.items()}  # noqa: B023
+            times = rounds(runs, 3, args.device)
+            row = {name: 1000 * statistics.median(column) / 20 for name, column in times.items()}
+            out.setdefault(what, []).append(shape | {"milliseconds_a_step": row})
+            cells = "  ".join(f"{name} {ms:7.3f}" for name, ms in row.items())
+            print(f"scaling, {what} {value:5d}: ms a step  {cells}")
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--only", default=",".join(PARTS), help="parts to run, separated by commas")
+    parser.add_argument("--out", type=Path, help="write the results to this JSON file")
+    parser.add_argument("--model", help="CUDA: a network that ships with mmlda, or the folder of a run")
+    parser.add_argument("--images", help="CUDA: a safetensors file with x [N, 3, 32, 32] and y [N]")
+    parser.add_argument("--n", type=int, help="images")
+    parser.add_argument("--batch", type=int, default=128, help="CUDA: images at a time, BIM")
+    parser.add_argument("--worst-batch", type=int, default=1024, help="CUDA: images at a time, worst case")
+    parser.add_argument("--eps", type=float, default=2 / 255, help="CUDA: the radius")
+    parser.add_argument("--steps", type=int, default=40, help="of BIM")
+    parser.add_argument("--pairs", type=int, default=30, help="rounds of BIM")
+    parser.add_argument("--worst-rounds", type=int, default=1)
+    parser.add_argument("--threads", type=int, help="CPU threads; torch's own choice by default")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    wanted = args.only.split(",")
+    if unknown := set(wanted) - set(PARTS):
+        parser.error(f"--only {sorted(unknown)}: expected some of {', '.join(PARTS)}")
+
+    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
+    versions = {"mmlda": mmlda.__version__, "torch": torch.__version__, "python": platform.python_version()}
+    for peer in ("torchattacks", "foolbox", "pyautoattack"):
+        if importlib.util.find_spec(peer):
+            versions[peer] = importlib.metadata.version(peer)
+    device = torch.cuda.get_device_name() if args.device == "cuda" else platform.processor() or platform.machine()
+    report: dict = {
+        "benchmark": "attacks", "versions": versions, "device": device, "threads": torch.get_num_threads(),
+        "settings": settings,
+    }  # fmt: skip
+    if "bim" in wanted:
+        report["bim"] = bench_bim(args)
+    if "worst" in wanted:
+        report["worst"] = bench_worst(args)
+    if "cw" in wanted or "jsma" in wanted:
+        import attacks_cw_jsma
+
+        if "cw" in wanted:
+            report["cw"] = attacks_cw_jsma.bench_cw(args.device)
+        if "jsma" in wanted:
+            report["jsma"] = attacks_cw_jsma.bench_jsma(args.device)
+    if "scaling" in wanted:
+        report["scaling"] = bench_scaling(args)
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
