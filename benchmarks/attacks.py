@@ -26,8 +26,8 @@ import platform
 import statistics
 import sys
 import time
-import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -38,7 +38,7 @@ import mmlda
 from mmlda.attacks import APGD, BIM, FAB, PGD, Square, WorstCase
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "tests")]
-import attack_models
+import attack_models  # noqa: E402
 
 PARTS = ("bim", "worst", "cw", "jsma", "scaling")
 
@@ -55,11 +55,13 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def rounds(contenders: dict[str, Callable[[], object]], count: int, device: str) -> dict[str, list[float]]:
-    """Seconds of each contender in each of `count` rounds, after one round to warm up."""
+def rounds(
+    contenders: dict[str, Callable[[], object]], count: int, device: str, warm: bool = True
+) -> dict[str, list[float]]:
+    """Seconds of each contender in each of `count` rounds, after one to warm up."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     names = list(contenders)
-    for turn in range(-1, count):
+    for turn in range(-1 if warm else 0, count):
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
             wait(device)
@@ -83,12 +85,11 @@ def ratios(times: dict[str, list[float]], ours: str = "ours") -> dict[str, float
 def cases(args: argparse.Namespace) -> dict[str, tuple[nn.Module, Tensor, Tensor, float]]:
     """Model, images, labels and radius to attack with; several on the CPU, one on CUDA."""
     if args.device == "cpu":
+        big = attack_models.network("sr", size=28)
         return {
-            "digits, 8 x 8": (attack_models.network("sr"), *attack_models.images(args.n or 256), 0.1),
-            "digits, 28 x 28": (
-                attack_models.network("sr", size=28), *attack_models.images(args.n or 128, size=28), 0.1
-            ),
-        }  # fmt: skip
+            "digits, 8 x 8": (attack_models.network("sr"), *attack_models.images(args.n or 128), 0.1),
+            "digits, 28 x 28": (big, *attack_models.images(args.n or 64, size=28), 0.1),
+        }
     model, x, y = resnet(args)
     return {f"Resnet-32, {args.model or 'random weights'}": (model, x, y, args.eps)}
 
@@ -113,101 +114,102 @@ def resnet(args: argparse.Namespace) -> tuple[nn.Module, Tensor, Tensor]:
     return model, x, y
 
 
+def bim_case(model: nn.Module, x: Tensor, y: Tensor, eps: float, args: argparse.Namespace) -> dict:
+    steps, size = args.steps, len(x) if args.device == "cpu" else args.batch
+    batches = list(zip(x.split(size), y.split(size)))
+    a = eps / steps
+    attack = BIM(eps=eps, steps=steps, batch_size=size)
+
+    def bare() -> None:
+        for xs, ys in batches:
+            v = xs.clone().requires_grad_(True)
+            for _ in range(steps):
+                torch.autograd.grad(F.cross_entropy(model(v), ys, reduction="sum"), v)
+
+    contenders: dict[str, Callable[[], object]] = {"ours": lambda: attack(model, x, y), "bare passes": bare}
+    if installed("torchattacks"):
+        import torchattacks
+
+        other = torchattacks.PGD(model, eps=eps, alpha=a, steps=steps, random_start=False)
+        contenders["torchattacks"] = lambda: [other(xs, ys) for xs, ys in batches]
+    if installed("foolbox"):
+        import foolbox
+
+        there = foolbox.PyTorchModel(model, bounds=(0, 1), device=args.device)
+        box = foolbox.attacks.LinfPGD(abs_stepsize=a, steps=steps, random_start=False)
+        contenders["foolbox"] = lambda: [box(there, xs, ys, epsilons=eps) for xs, ys in batches]
+    times = rounds(contenders, args.pairs, args.device)
+    for p in model.parameters():
+        p.grad = None  # foolbox leaves its gradients behind
+    ratio = ratios(times)
+    return {
+        "images": len(x), "batch": size, "steps": steps, "eps": eps, "rounds": args.pairs,
+        "seconds": {k: statistics.median(v) for k, v in times.items()},
+        "times_faster_than": ratio,
+        "over_bare": statistics.median(o / b for o, b in zip(times["ours"], times["bare passes"])) - 1,
+    }  # fmt: skip
+
+
 def bench_bim(args: argparse.Namespace) -> dict:
     """A step is a forward pass, a backward pass and an update; what else there is to it, and to the peers'."""
     out = {}
-    for name, (model, x, y, eps) in cases(args).items():
-        steps, size = args.steps, len(x) if args.device == "cpu" else args.batch
-        batches = list(zip(x.split(size), y.split(size)))
-        a = eps / steps
-
-        def bare() -> None:
-            for xs, ys in batches:  # noqa: B023
-                v = xs.clone().requires_grad_(True)
-                for _ in range(steps):  # noqa: B023
-                    torch.autograd.grad(F.cross_entropy(model(v), ys, reduction="sum"), v)  # noqa: B023
-
-        contenders: dict[str, Callable[[], object]] = {
-            "ours": lambda: BIM(eps=eps, steps=steps, batch_size=size)(model, x, y),  # noqa: B023
-            "bare forward and backward": bare,
-        }
-        if installed("torchattacks"):
-            import torchattacks
-
-            peer = torchattacks.PGD(model, eps=eps, alpha=a, steps=steps, random_start=False)
-            contenders["torchattacks"] = lambda: [peer(xs, ys) for xs, ys in batches]  # noqa: B023
-        if installed("foolbox"):
-            import foolbox
-
-            fmodel = foolbox.PyTorchModel(model, bounds=(0, 1), device=args.device)
-            box = foolbox.attacks.LinfPGD(abs_stepsize=a, steps=steps, random_start=False)
-            contenders["foolbox"] = lambda: [box(fmodel, xs, ys, epsilons=eps) for xs, ys in batches]  # noqa: B023
-        times = rounds(contenders, args.pairs, args.device)
-        for p in model.parameters():
-            p.grad = None  # foolbox leaves its gradients behind
-        ratio = ratios(times)
-        out[name] = {
-            "images": len(x), "batch": size, "steps": steps, "eps": eps, "rounds": args.pairs,
-            "seconds": {k: statistics.median(v) for k, v in times.items()},
-            "times_faster_than": ratio,
-            "over_bare": 1 / ratio["bare forward and backward"] - 1,
-        }  # fmt: skip
-        print(f"bim, {name}: {len(x)} images in batches of {size}, {steps} steps")
-        for who, seconds in out[name]["seconds"].items():
-            print(f"  {who:28s} {seconds:9.4f} s   {ratio.get(who, 1.0):6.2f} x ours")
-        print(f"  ours over the bare passes: {100 * out[name]['over_bare']:+.1f}%")
+    for name, case in cases(args).items():
+        out[name] = row = bim_case(*case, args)
+        print(f"bim, {name}: {row['images']} images in batches of {row['batch']}, {row['steps']} steps")
+        for who, seconds in row["seconds"].items():
+            print(f"  {who:14s} {seconds:9.4f} s   {row['times_faster_than'].get(who, 1.0):6.2f} x ours")
+        print(f"  ours over the bare passes: {100 * row['over_bare']:+.1f}%", flush=True)
     return out
+
+
+def worst_case(model: nn.Module, x: Tensor, y: Tensor, eps: float, args: argparse.Namespace) -> dict:
+    size = len(x) if args.device == "cpu" else min(args.worst_batch, len(x))
+    found: dict[str, Tensor] = {}
+
+    def ours() -> None:
+        result = WorstCase(eps=eps, batch_size=size)(model, x, y)
+        found["ours"], found["clean"] = result.x_adv, result.winner != -2
+
+    contenders: dict[str, Callable[[], object]] = {"ours": ours}
+    if installed("pyautoattack"):
+        import pyautoattack
+
+        def theirs() -> None:
+            peer = pyautoattack.AutoAttack(model, norm="Linf", eps=eps, seed=args.seed, device=args.device)
+            x_adv = peer.run_standard_evaluation(x, y, batch_size=size)
+            found["pyautoattack"] = x_adv[0] if isinstance(x_adv, tuple) else x_adv
+
+        contenders["pyautoattack"] = theirs
+    times = rounds(contenders, args.worst_rounds, args.device, warm=args.device == "cuda")
+    robust = {}
+    with torch.no_grad():  # both judged by the same model, in the same batches
+        for who in contenders:
+            label = torch.cat([model(v).argmax(1) for v in found[who].to(x.device).split(size)])
+            robust[who] = 100 * (label == y).double().mean().item()
+    return {
+        "images": len(x), "batch": size, "eps": eps, "norm": "linf", "rounds": args.worst_rounds,
+        "seconds": {k: statistics.median(v) for k, v in times.items()},
+        "times_faster_than": ratios(times),
+        "clean_accuracy": 100 * found["clean"].double().mean().item(), "robust_accuracy": robust,
+    }  # fmt: skip
 
 
 def bench_worst(args: argparse.Namespace) -> dict:
     """Robust accuracy and seconds; networks and radii where something is left to break."""
+    nets = cases(args)
     if args.device == "cpu":
         x, y = attack_models.images(args.n or 300)
-        grid = [("sr", 0.0, 0.1), ("mm", 0.0, 0.1), ("sr", 0.15, 0.2), ("mm", 0.15, 0.2)]
-        nets = {
-            f"digits {head}{', adversarially trained' if trained else ''}": (
-                attack_models.network(head, trained), x, y, eps
-            )
-            for head, trained, eps in grid
-        }  # fmt: skip
-    else:
-        nets = cases(args)
+        nets = {}
+        for head, trained, eps in (("sr", 0.0, 0.1), ("mm", 0.0, 0.1), ("sr", 0.15, 0.2), ("mm", 0.15, 0.2)):
+            name = f"digits, {head}{', adversarially trained' if trained else ''}"
+            nets[name] = (attack_models.network(head, trained), x, y, eps)
     out = {}
-    for name, (model, x, y, eps) in nets.items():
-        size = len(x) if args.device == "cpu" else args.worst_batch
-        result: dict = {}
-
-        def ours() -> None:
-            result["ours"] = WorstCase(eps=eps, batch_size=size)(model, x, y)  # noqa: B023
-
-        contenders: dict[str, Callable[[], object]] = {"ours": ours}
-        if installed("pyautoattack"):
-            import pyautoattack
-
-            def theirs() -> None:
-                peer = pyautoattack.AutoAttack(model, norm="Linf", eps=eps, seed=args.seed, device=args.device)  # noqa: B023
-                x_adv = peer.run_standard_evaluation(x, y, batch_size=size)  # noqa: B023
-                result["pyautoattack"] = x_adv[0] if isinstance(x_adv, tuple) else x_adv
-
-            contenders["pyautoattack"] = theirs
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            times = rounds(contenders, args.worst_rounds, args.device)
-        robust = {"ours": 100 * (1 - result["ours"].success.double().mean().item())}
-        if "pyautoattack" in result:
-            with torch.no_grad():
-                label = torch.cat([model(v).argmax(1) for v in result["pyautoattack"].to(x.device).split(size)])
-            robust["pyautoattack"] = 100 * (label == y).double().mean().item()
-        clean = 100 * (result["ours"].winner != -2).double().mean().item()
-        out[name] = {
-            "images": len(x), "batch": size, "eps": eps, "norm": "linf", "rounds": args.worst_rounds,
-            "seconds": {k: statistics.median(v) for k, v in times.items()},
-            "times_faster_than": ratios(times), "clean_accuracy": clean, "robust_accuracy": robust,
-        }  # fmt: skip
-        print(f"worst, {name}: {len(x)} images, eps {eps:.4g}, clean {clean:.2f}%")
-        for who, seconds in out[name]["seconds"].items():
-            faster = out[name]["times_faster_than"].get(who, 1.0)
-            print(f"  {who:14s} {seconds:8.2f} s   {faster:5.2f} x ours   robust accuracy {robust[who]:.2f}%")
+    for name, case in nets.items():
+        out[name] = row = worst_case(*case, args)
+        print(f"worst, {name}: {row['images']} images, eps {row['eps']:.4g}, clean {row['clean_accuracy']:.2f}%")
+        for who, seconds in row["seconds"].items():
+            faster, robust = row["times_faster_than"].get(who, 1.0), row["robust_accuracy"][who]
+            print(f"  {who:14s} {seconds:9.2f} s   {faster:6.2f} x ours   robust {robust:.2f}%", flush=True)
     return out
 
 
@@ -232,7 +234,7 @@ def bench_scaling(args: argparse.Namespace) -> dict:
             x = torch.rand(shape["batch"], 3, shape["size"], shape["size"], device=args.device)
             y = model(x).argmax(1)
             attacks = {name: make() for name, make in many.items()}
-            runs = {name: (lambda a=a: a(model, x, y)) for name, a in attacks.items()}  # noqa: B023
+            runs = {name: partial(attack, model, x, y) for name, attack in attacks.items()}
             times = rounds(runs, 3, args.device)
             row = {name: 1000 * statistics.median(column) / 20 for name, column in times.items()}
             out.setdefault(what, []).append(shape | {"milliseconds_a_step": row})
@@ -281,10 +283,11 @@ def main() -> None:
     if "cw" in wanted or "jsma" in wanted:
         import attacks_cw_jsma
 
+        given = attacks_cw_jsma.load(args)
         if "cw" in wanted:
-            report["cw"] = attacks_cw_jsma.bench_cw(args.device)
+            report["cw"] = attacks_cw_jsma.bench_cw(args.device, *given)
         if "jsma" in wanted:
-            report["jsma"] = attacks_cw_jsma.bench_jsma(args.device)
+            report["jsma"] = attacks_cw_jsma.bench_jsma(args.device, *given)
     if "scaling" in wanted:
         report["scaling"] = bench_scaling(args)
     if args.out:

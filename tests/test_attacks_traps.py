@@ -341,3 +341,53 @@ def test_a_model_that_returns_nan_or_the_wrong_shape(name: str) -> None:
         ATTACKS[name]()(lambda v: model(v) * torch.nan, x, y)
     with pytest.raises(ValueError, match=r"model returned shape"):
         ATTACKS[name]()(lambda v: model(v).sum(1), x, y)
+
+
+class Buffers:
+    """What a CUDA graph does to `Surface.step`, on the CPU: the function captured first is the one that runs, on
+    buffers of its own, and every call overwrites the outputs of the one before."""
+
+    def __init__(self) -> None:
+        self.graphs: dict[object, tuple[Any, ...]] = {}
+        self.replays = 0
+
+    def step(self, surface: Any, key: object, step: Any, *inputs: Tensor) -> tuple[Tensor, ...]:
+        key = (id(surface), key, *((t.shape, t.dtype) for t in inputs))
+        if key not in self.graphs:
+            buffers = tuple(t.clone() for t in inputs)
+            self.graphs[key] = step, buffers, tuple(t.clone() for t in step(*buffers)), surface
+        captured, buffers, outputs, _ = self.graphs[key]
+        for mine, given in zip(buffers, inputs):
+            mine.copy_(given)
+        for mine, computed in zip(outputs, captured(*buffers)):
+            mine.copy_(computed)
+        self.replays += 1
+        return outputs
+
+
+@every_attack
+def test_ready_for_cuda_graphs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With buffers that are overwritten, steps captured once, and batches cut to halves, nothing changes."""
+    from mmlda.attacks import apgd, fab, gradient, jsma, square, surface, worst
+
+    def halves(alive: Tensor) -> Tensor:
+        n, size = int(alive.sum()), len(alive)
+        while n and size // 2 >= n:
+            size //= 2
+        return alive.to(torch.int8).argsort(descending=True, stable=True)[: size if n else 0].sort().values
+
+    model, (x, y) = double(), images(22)
+    x = x.double()
+    plain = ATTACKS[name](batch_size=11)(model, x, y)
+    buffers = Buffers()
+    monkeypatch.setattr(surface.Surface, "step", lambda self, *a: buffers.step(self, *a))
+    for module in (apgd, fab, gradient, jsma, square, worst):
+        monkeypatch.setattr(module, "survivors", halves)
+    monkeypatch.setattr(apgd.APGD, "_compact_before", lambda self, k, *_: k & (k - 1) == 0)
+    monkeypatch.setattr(fab.FAB, "_compact_before", lambda self, k, *_: k & (k - 1) == 0)
+    replayed = ATTACKS[name](batch_size=11)(model, x, y)
+    assert buffers.replays > len(buffers.graphs) > 0
+    assert torch.equal(replayed.success, plain.success) and torch.equal(replayed.steps, plain.steps)
+    assert torch.equal(replayed.prediction, plain.prediction)
+    torch.testing.assert_close(replayed.x_adv, plain.x_adv, rtol=0, atol=1e-9)
+    torch.testing.assert_close(replayed.l2, plain.l2, rtol=1e-6, atol=1e-9)

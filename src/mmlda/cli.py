@@ -31,9 +31,7 @@ def main() -> None:
     from mmlda.training import Diverged
 
     try:
-        app(standalone_mode=False)
-    except typer.Exit as stop:
-        sys.exit(stop.exit_code)
+        sys.exit(app(standalone_mode=False) or 0)  # what a command's typer.Exit asked for
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(130)
     except ValueError as error:
@@ -191,6 +189,7 @@ def train(
             print(f"test error {result.error:.2f}% on {result.n} images after {run.step} steps ({run.seconds:.0f} s)")
             print(f"the network is in {out}")
     if dist.is_initialized():
+        dist.barrier()  # nobody leaves while another still needs its answers
         dist.destroy_process_group()
 
 

@@ -54,14 +54,14 @@ def generate_opt_means(
     if L > p + 1:
         raise ValueError(f"L must be at most p + 1 = {p + 1} for Algorithm 1, got {L}; see separated_means")
     scale = _scale(C, dtype)
-    left = L - torch.arange(1, L, dtype=torch.float64)  # L - j for column j = 1 .. L - 1
-    diagonal = scale * torch.sqrt(L * left / ((L - 1) * (left + 1)))
-    mu = torch.zeros(L, p, dtype=dtype, device=device)
-    simplex = mu[:, : L - 1]  # filled in place: a large mean matrix is touched twice, and rounded once
-    simplex[:] = (-diagonal / left).to(dtype)
-    simplex.tril_(-1)
-    simplex.diagonal()[:] = diagonal.to(dtype)
-    return mu
+    # In NumPy: one thread, and pages that stay zero are never touched. Waiting for threads would cost more.
+    left = L - np.arange(1.0, L)  # L - j for column j = 1 .. L - 1
+    diagonal = scale * np.sqrt(L * left / ((L - 1) * (left + 1)))
+    mu = np.zeros((L, p))
+    simplex = mu[:, : L - 1]
+    np.copyto(simplex, -diagonal / left, where=np.tri(L, L - 1, -1, dtype=bool))
+    np.fill_diagonal(simplex, diagonal)
+    return torch.from_numpy(mu).to(device=device, dtype=dtype)
 
 
 def separated_means(

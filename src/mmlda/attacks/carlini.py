@@ -14,7 +14,8 @@ Four things differ from the original, each because it finds smaller distortions 
 
 - c counts as large enough if the point it *ends* at is across the boundary. A first, long step of Adam can cross
   it with any c on the way; the original then lowers c, and never gets closer.
-- The rate starts high and drops to a tenth at the first standstill; the second ends the search.
+- The rate starts high and drops to a fifth at a standstill. The search ends when one finds the loss steady: at a
+  rate that is too high for the distance it jumps up and down instead.
 - A standstill is seen per sample, on the lowest loss so far: the original compares the sum over the batch at
   two moments.
 - Pixels at the end of the range start 5e-5 of the width inside of it, not 5e-7, where tanh is so flat that
@@ -39,7 +40,8 @@ __all__ = ["CarliniWagner"]
 
 _BETA_1, _BETA_2, _TINY = 0.9, 0.999, 1e-8  # Adam's
 _SHRINK = 1e-4  # atanh is infinite at the end of the range
-_PROGRESS = 1e-3  # the loss must fall by this share within a twentieth of the steps
+_PROGRESS = 1e-3  # a loss that has not fallen by this share ...
+_PATIENCE = 30  # ... in a thirtieth of the steps stands still
 _DROP = 0.2  # of the rate at a standstill
 _ROUGH = 0.03  # a rate is too high if the loss is this share above its lowest on average
 _MOST_DROPS = 6
@@ -101,8 +103,8 @@ class CarliniWagner(Attack):
         steps: most iterations of a search.
         rate: Adam's, in units of w.
         initial_c: of the first search; 10 times that of the last one until one crosses, bisected from then on.
-        abort: end a search when its loss has fallen by less than 0.1% in a twentieth of `steps` for the second
-            time. Without, every search takes all `steps`.
+        abort: end a search when, after the rate has dropped, its loss has fallen by less than 0.1% in a thirtieth
+            of `steps` and is steady. Without, every search takes all `steps`.
         batch_size: most searches under way at a time; None for as many as there are images.
 
     >>> x, y = torch.tensor([[0.6, 0.4]]), torch.tensor([0])
@@ -142,8 +144,9 @@ class CarliniWagner(Attack):
         _, z, g = surface.gradient("margin", x, y, target)
         assert z is not None
         zero = (g == 0).flatten(1).all(1)
-        best_sq = torch.where(self._across(z, label, aimed, x.dtype), 0.0, torch.inf).to(_wide(x))
         best, spent = x.clone(), torch.zeros_like(y)
+        best_sq = torch.full(y.shape, torch.inf, dtype=_wide(x), device=x.device)
+        best_sq.masked_fill_(self._across(z, label, aimed, x.dtype), 0.0)
 
         todo = best_sq.nonzero()[:, 0]  # int64 [M]: the samples to search, once for each class to go to
         goals = label[todo]
@@ -260,7 +263,8 @@ class CarliniWagner(Attack):
             v = (v * _BETA_2).addcmul_(g, g, value=1 - _BETA_2)
             # m^ / (sqrt(v^) + eps) with m^ = m / b_1, v^ = v / b_2, the number of passes kept small
             time = t.to(w.dtype)
-            b_1, b_2 = 1 - _BETA_1**time, (1 - _BETA_2**time).sqrt_()
+            b_1, b_2 = (-torch.expm1(time * math.log(b)) for b in (_BETA_1, _BETA_2))
+            b_2 = b_2.sqrt_()
             below = v.sqrt().add_(tall(b_2 * _TINY, x))
             w = w - (m * tall(rate * b_2 / b_1, x)).div_(below)
             return w, m, v, best, best_sq, crossed | across, total, low, t
@@ -274,7 +278,7 @@ class CarliniWagner(Attack):
         fell = rows.anchor.isinf() | (rows.anchor - rows.low > _PROGRESS * rows.anchor.abs())
         rows.anchor = torch.where(fell, rows.low, rows.anchor)
         rows.since = torch.where(fell, rows.t, rows.since)
-        still = rows.t - rows.since >= -(-T // 20)
+        still = rows.t - rows.since >= max(K, -(-T // _PATIENCE))
         rough = rows.total / K - rows.low > _ROUGH * rows.low.abs()
         drop = still & ((rows.rate == self.rate) | rough) & (rows.rate > self.rate * _DROP**_MOST_DROPS)
         end = rows.t >= T

@@ -76,10 +76,15 @@ def project(v: Tensor, limit: tuple[Tensor, ...], eps: Size, norm: str, bounds: 
 
 
 def advance(
-    x_adv: Tensor, g: Tensor, limit: tuple[Tensor, ...], eps: Size, step_size: Size, norm: str, bounds: Bounds
+    x_adv: Tensor, d: Tensor, limit: tuple[Tensor, ...], eps: Size, step_size: Size, norm: str, bounds: Bounds
 ) -> Tensor:
-    """One step of the loop."""
-    v = x_adv + per_sample(step_size, x_adv) * direction(g, norm)
+    """One step of the loop in the direction `d`."""
+    if isinstance(step_size, Tensor):
+        v = x_adv + tall(step_size.to(d.dtype), d) * d
+    else:
+        v = torch.add(x_adv, d, alpha=step_size)
+    if norm == "linf":
+        return v.clamp_(*limit)  # in place: on the CPU a small network's step is not much longer than this
     return project(v, limit, eps, norm, bounds)
 
 
@@ -106,7 +111,7 @@ def ascend(
     limit = limits(x, eps, norm, bounds)
     x_adv = start
     for _ in range(steps):
-        x_adv = advance(x_adv, gradient(x_adv), limit, eps, step_size, norm, bounds)
+        x_adv = advance(x_adv, direction(gradient(x_adv), norm), limit, eps, step_size, norm, bounds)
     return x_adv
 
 
@@ -213,15 +218,15 @@ class GradientAttack(Attack):
 
         def step(x_adv: Tensor, y: Tensor, to: Tensor, *limit: Tensor) -> tuple[Tensor, ...]:
             g = surface.gradient(self.loss, x_adv, y, to if aimed else None)[2]
-            return advance(x_adv, g, limit, self.eps, self.stride(), self.norm, self.bounds), g
+            d = g.sign_() if self.norm == "linf" else direction(g, self.norm)
+            return advance(x_adv, d, limit, self.eps, self.stride(), self.norm, self.bounds), d
 
         fixed = (y, y if to is None else to, *limits(x, self.eps, self.norm, self.bounds))
-        x_adv, g = surface.step((self, aimed), step, start, *fixed)
-        zero = (g == 0).flatten(1).all(1)  # [N]
+        x_adv, d = surface.step((self, aimed), step, start, *fixed)
+        zero = (d == 0).flatten(1).all(1)  # [N]
         for _ in range(self.steps - 1):
             x_adv, _ = surface.step((self, aimed), step, x_adv, *fixed)
-        if x_adv.is_cuda:
-            x_adv = x_adv.clone()
+        x_adv = x_adv.clone()  # the step's buffer is the next run's
         z = surface.replayed_logits(x_adv)
         prediction = z.argmax(1)
         success = prediction != y if goal is None else prediction == goal

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -28,40 +29,39 @@ class Replay:
     referred to from here and lives as long as it does.
     """
 
-    def __init__(self, step: Step, inputs: tuple[Tensor, ...], pool: Any = None) -> None:
+    def __init__(
+        self, step: Step, inputs: tuple[Tensor, ...], stream: torch.cuda.Stream | None = None, pool: Any = None
+    ) -> None:
         self._step = step
         self._inputs = tuple(t.clone() for t in inputs)
-        self._seen: list[tuple[Tensor, int] | None] = [None] * len(inputs)
         device = inputs[0].device
         with torch.cuda.device(device):
-            # Lazy set-up (cuDNN's plans, cuBLAS workspaces) must happen before the capture, on a side stream.
-            side = torch.cuda.Stream(device)
-            side.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(side):
-                for _ in range(2):
-                    outputs = step(*self._inputs)
-            torch.cuda.current_stream(device).wait_stream(side)
-            self._outputs = tuple(torch.empty_like(t) for t in outputs)
-            del outputs
+            # Lazy set-up (cuDNN's plans, kernels to load or tune) must happen before the capture.
+            self._outputs = tuple(t.clone() for t in step(*self._inputs))
             torch.cuda.synchronize(device)
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
-                for mine, computed in zip(self._outputs, step(*self._inputs)):
-                    mine.copy_(computed)
+            # By hand, since `torch.cuda.graph` empties the allocator's cache each time, which takes longer than
+            # the rest.
+            with torch.cuda.stream(stream or torch.cuda.Stream(device)):
+                self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+                try:
+                    for mine, computed in zip(self._outputs, step(*self._inputs)):
+                        mine.copy_(computed)
+                except BaseException:
+                    with suppress(RuntimeError):  # that the capture has failed is known
+                        self._graph.capture_end()
+                    raise
+                self._graph.capture_end()
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        for i, (mine, given) in enumerate(zip(self._inputs, inputs)):
-            # Images and labels are the same tensors at every step: copy them once. A replay writes to the
-            # outputs without moving their version, so those never count as seen.
-            last = self._seen[i]
-            if last is None or last[0] is not given or last[1] != given._version:
-                mine.copy_(given)
-            self._seen[i] = None if any(given is t for t in self._outputs) else (given, given._version)
+        torch._foreach_copy_(self._inputs, inputs)  # a few launches for all of them
         self._graph.replay()
         return self._outputs
 
 
-def replay(step: Step, inputs: tuple[Tensor, ...], pool: Any = None) -> Step:
+def replay(
+    step: Step, inputs: tuple[Tensor, ...], stream: torch.cuda.Stream | None = None, pool: Any = None
+) -> Step:
     """`step` as a CUDA graph for inputs of these shapes.
 
     Or `step` itself, where there is nothing to gain (the CPU, or a capture already under way) or where the
@@ -70,7 +70,7 @@ def replay(step: Step, inputs: tuple[Tensor, ...], pool: Any = None) -> Step:
     if not inputs[0].is_cuda or torch.cuda.is_current_stream_capturing():
         return step
     try:
-        return Replay(step, inputs, pool)
+        return Replay(step, inputs, stream, pool)
     except torch.cuda.OutOfMemoryError:
         raise
     except RuntimeError as error:

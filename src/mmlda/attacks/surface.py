@@ -37,7 +37,9 @@ class Surface:
         self.classes: int | None = None  # L, known after the first logits
         self._labels = {"y": y, "target": target}
         self._graphs: dict[object, Step] = {}
-        self._pool: Any = None  # the graphs' memory, shared: they run one after the other
+        # One stream to capture on, one memory to work in: the graphs run one after the other.
+        self._stream: torch.cuda.Stream | None = None
+        self._pool: Any = None
         self._capturable = True
 
     def logits(self, x: Tensor) -> Tensor:
@@ -91,8 +93,9 @@ class Surface:
             return step(*inputs)
         key = (key, *((t.shape, t.dtype) for t in inputs))
         if key not in self._graphs:
-            self._pool = self._pool or torch.cuda.graph_pool_handle()
-            self._graphs[key] = replay(step, inputs, self._pool) if self._capturable else step
+            if self._stream is None:
+                self._stream, self._pool = torch.cuda.Stream(inputs[0].device), torch.cuda.graph_pool_handle()
+            self._graphs[key] = replay(step, inputs, self._stream, self._pool) if self._capturable else step
             # Once is enough to find out, and to say, that the model cannot be captured.
             self._capturable = self._graphs[key] is not step
         return self._graphs[key](*inputs)
