@@ -87,8 +87,8 @@ def cases(args: argparse.Namespace) -> dict[str, tuple[nn.Module, Tensor, Tensor
     if args.device == "cpu":
         big = attack_models.network("sr", size=28)
         return {
-            "digits, 8 x 8": (attack_models.network("sr"), *attack_models.images(args.n or 128), 0.1),
-            "digits, 28 x 28": (big, *attack_models.images(args.n or 64, size=28), 0.1),
+            "digits, 8 x 8": (attack_models.network("sr"), *attack_models.images(args.n or 512), 0.1),
+            "digits, 28 x 28": (big, *attack_models.images(args.n or 128, size=28), 0.1),
         }
     model, x, y = resnet(args)
     return {f"Resnet-32, {args.model or 'random weights'}": (model, x, y, args.eps)}

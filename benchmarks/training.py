@@ -127,6 +127,8 @@ def main() -> None:
         "plain": (plain(data, recipe, config, args.device, 0), 1, 40 if cuda else 4),
         "ours": (ours(data, recipe, config, args.device), 1, 1000 if cuda else 4),
     }
+    if not cuda:
+        contenders["ours, bfloat16"] = (ours(data, recipe, config, args.device, amp=True), 1, 4)
     if cuda:
         contenders |= {
             f"plain, {workers} workers": (plain(data, recipe, config, args.device, workers), 1, 40),

@@ -45,7 +45,7 @@ def test_attack_prints_and_leaves_its_files(run, tmp_path):
 
 def test_fine_tuning_from_a_run(run, tmp_path):
     folder, _ = run
-    adversary = json.dumps({"attack": "fgsm", "eps": 0.1, "steps": 1, "craft": "once"})
+    adversary = json.dumps({"attack": "fgsm", "eps": [0.05, 0.1], "steps": 1, "craft": "once"})
     done = mmlda("train", "--data", "digits", "--recipe", "digits-sr", "--steps", 20, "--start", folder, "--out",
                  tmp_path / "sat", "--set", f"adversary={adversary}", "--set", "lr=0.01")  # fmt: skip
     assert "after 20 steps" in done.stdout

@@ -2,12 +2,17 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+
+from mmlda import checkpoints
 
 COMMON = ["--data", "digits", "--head", "softmax", "--recipe", "digits-sr", "--steps", "40", "--device", "cpu",
           "--set", "batch_size=64", "--set", "lr=0.2", "--model", "width=8"]  # fmt: skip
@@ -58,3 +63,23 @@ def test_two_processes_go_on_from_a_checkpoint(tmp_path):
     _, again = run(tmp_path / "part", processes=2)
     assert all(torch.equal(whole[name], again[name]) for name in whole)
     assert all(torch.equal(part[name], again[name]) for name in part)
+
+
+@pytest.mark.long
+def test_ctrl_c_in_one_process_stops_both_after_the_same_step_and_saves(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "mmlda",
+               "train", "--data", "digits", "--steps", "1000000", "--device", "cpu", "--out", tmp_path]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as torchrun:
+        while not (tmp_path / "run.json").is_file():
+            time.sleep(0.1)
+            assert torchrun.poll() is None
+        time.sleep(5)
+        children = Path(f"/proc/{torchrun.pid}/task/{torchrun.pid}/children").read_text().split()
+        os.kill(int(children[0]), signal.SIGINT)
+        try:
+            _, words = torchrun.communicate(timeout=60)
+        finally:
+            torchrun.terminate()  # its workers with it
+    assert words.count("and saved") == 1
+    assert 0 < checkpoints.newest(tmp_path)[1]["step"] < 1_000_000

@@ -158,6 +158,14 @@ def test_state_dict_inside_a_network():
     assert torch.equal(net(x), other(x)) and other[1].C == 25.0
 
 
+def test_a_half_state_dict_does_not_make_the_head_half():
+    state = {name: value.half() for name, value in make().state_dict().items()}
+    for assign in (False, True):
+        head = make()
+        head.load_state_dict(state, assign=assign)
+        assert {buffer.dtype for buffer in head.buffers()} == {torch.float32}
+
+
 @pytest.mark.parametrize("name", ["means", "log_priors", "precision"])
 def test_a_state_dict_with_nan_is_refused(name):
     state = make().state_dict()
@@ -254,6 +262,15 @@ def test_wide_input_and_wide_head():
     exact = z @ head.means.double().T + head.log_priors.double()
     torch.testing.assert_close(head(z), exact, rtol=1e-12, atol=1e-10)
     assert copy.deepcopy(head).double()(z.float()).dtype == F64
+
+
+@pytest.mark.parametrize(("num_classes", "dim"), [(5, 8), (12, 8), (5, 2)])  # simplex, pairs, polygon
+@pytest.mark.parametrize("priors", [None, "given"])
+def test_built_on_the_default_device(num_classes, dim, priors):
+    priors = priors and [1 / num_classes] * num_classes
+    with torch.device("meta"):
+        head = make(num_classes, dim, priors=priors)
+    assert all(buffer.is_meta for buffer in head.buffers())
 
 
 def test_moves_to_meta_and_back():
@@ -624,6 +641,10 @@ BAD = [
     ({"C": None}, "C must be a finite number > 0, got None"),
     ({"precision": 0.0}, "precision must be a finite number > 0, got 0.0"),
     ({"precision": math.inf}, "precision must be a finite number > 0, got inf"),
+    ({"precision": 1e300}, "precision must be from .* in torch.float32, got 1e\\+300"),
+    ({"precision": 1e-60}, "precision must be from .* in torch.float32, got 1e-60"),
+    ({"C": 1e80}, "C must be from .* in torch.float32, got 1e\\+80"),
+    ({"C": 1e30, "precision": 1e30}, r"precision \* C must be from .*, got 1\.?0*1?e\+60"),
     ({"priors": [0.5, 0.5]}, r"priors must have shape \[5\], one per class, got \[2\]"),
     ({"priors": [[0.2] * 5]}, r"priors must have shape \[5\], one per class, got \[1, 5\]"),
     ({"priors": [1.2, -0.2, 0, 0, 0]}, "priors must be >.* 0, got -0.2"),
@@ -670,6 +691,8 @@ Z_BAD = [
     (torch.zeros(3, 8, dtype=torch.complex64), "z must have a floating dtype, got torch.complex64"),
     (torch.full((3, 8), math.nan), r"z must be finite, got NaN or infinity in \[3, 8\]"),
     (torch.full((3, 8), math.inf), r"z must be finite, got NaN or infinity in \[3, 8\]"),
+    ([[0.0] * 8] * 3, "z must be a tensor, got list"),
+    (None, "z must be a tensor, got NoneType"),
 ]
 
 
@@ -703,6 +726,7 @@ def test_nan_with_a_gradient_reaches_the_loss():
         (torch.tensor([0, 1, 5]), "y must be classes from 0 to 4, got 5"),
         (torch.tensor([0, 1, -100]), "y must be classes from 0 to 4, got -100"),
         (torch.tensor([0, 1]), r"y must be int64 \[3\], got torch.int64 \[2\]"),
+        ([0, 1, 2], "y must be a tensor, got list"),
         (torch.tensor([[0], [1], [2]]), r"y must be int64 \[3\], got torch.int64 \[3, 1\]"),
         (torch.tensor([0.0, 1.0, 2.0]), r"y must be int64 \[3\], got torch.float32 \[3\]"),
         (torch.tensor([0, 1, 2], dtype=torch.int32), r"y must be int64 \[3\], got torch.int32 \[3\]"),
@@ -737,6 +761,8 @@ def test_softmax_head_has_no_means_for_the_other_losses(name):
         ({"priors": "true"}, "priors must be 5 numbers, None or 'empirical', got 'true'"),
         ({"priors": "empirical"}, "labels must be given where priors = 'empirical', got None"),
         ({"priors": "empirical", "labels": torch.tensor([0, 9])}, "labels must be classes from 0 to 4, got 9"),
+        ({"priors": "empirical", "labels": []}, "labels must have at least one label, got none"),
+        ({"priors": "empirical", "labels": "all"}, r"labels must be int64 \[N\], got 'all'"),
         ({"priors": None, "labels": [0, 1]}, "priors must be 'empirical' where labels are given, got None"),
         ({"priors": [0.5, 0.5]}, r"priors must have shape \[5\].*got \[2\]"),
         ({"priors": [0.3] * 5}, "priors must sum to 1, got a sum of 1.5"),

@@ -103,6 +103,11 @@ def test_on_the_gpu_the_means_are_the_same():
         assert max_cosine(mu) == pytest.approx(max_cosine(mu.cpu()), abs=1e-7)
 
 
+def test_cosines_of_any_scale():
+    for scale in (1e-200, 1e200):
+        assert max_cosine(scale * np.array([[3.0, 4.0], [4.0, 3.0]])) == pytest.approx(0.96, abs=1e-15)
+
+
 # ---- Any number of classes
 
 
@@ -246,6 +251,8 @@ def test_cosine_and_robustness_bounds_agree_on_the_simplex():
         (lambda: generate_opt_means(math.nan, 5, 3), "C", "nan"),
         (lambda: generate_opt_means(math.inf, 5, 3), "C", "inf"),
         (lambda: generate_opt_means("big", 5, 3), "C", "big"),
+        (lambda: generate_opt_means("1", 5, 3), "C", "'1'"),
+        (lambda: generate_opt_means(10**400, 5, 3), "C", "10000"),
         (lambda: generate_opt_means(1e12, 5, 3, dtype=torch.float16), "C", "float16"),
         (lambda: generate_opt_means(1.0, 5, 3, dtype=torch.int64), "dtype", "int64"),
         (lambda: separated_means(1, 5), "num_classes", "1"),
@@ -255,7 +262,9 @@ def test_cosine_and_robustness_bounds_agree_on_the_simplex():
         (lambda: separated_means(30, 5, seed=-1), "seed", "-1"),
         (lambda: max_cosine(torch.ones(3)), "means", r"\[3\]"),
         (lambda: max_cosine(torch.tensor([[1.0], [math.nan]])), "means", "finite"),
-        (lambda: max_cosine(torch.zeros(2, 2)), "means", "norm"),
+        (lambda: max_cosine(torch.tensor([[1.0, 0.0], [0.0, 0.0]])), "means", "norm > 0, got 0 for class 1"),
+        (lambda: max_cosine("wide"), "means", "wide"),
+        (lambda: max_cosine([[1.0], [1.0, 2.0]]), "means", r"2\.0"),
         (lambda: cosine_bound(1, 3), "num_classes", "1"),
         (lambda: welch_bound(3, 0), "dim", "0"),
     ],

@@ -92,10 +92,16 @@ def test_features_are_what_the_head_sees_and_take_either_sign():
 @pytest.mark.parametrize("backbone", [{"backbone": "resnet", "depth": 8, "channels": 1}, {"backbone": "conv_net"}])
 def test_a_config_makes_the_same_network_again(backbone, head):
     model = build({**backbone, "head": head, "num_classes": 7}, seed=3)
+    assert "priors" not in model.config
     again = build(model.config)
     again.load_state_dict(model.state_dict())
     x = torch.rand(2, 1, 8, 8)
     assert torch.equal(again.eval()(x), model.eval()(x))
+
+
+def test_priors_are_part_of_a_config():
+    model = build({"backbone": "conv_net", "head": "mmlda", "num_classes": 3, "priors": [0.5, 0.25, 0.25]})
+    torch.testing.assert_close(build(model.config).head.priors, torch.tensor([0.5, 0.25, 0.25]))
 
 
 def test_the_seed_decides_the_weights_and_leaves_the_global_generator_alone():

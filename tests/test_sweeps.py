@@ -2,15 +2,19 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
+import textwrap
 
 import pytest
 import torch
 
 import mmlda
+from mmlda import checkpoints
 from mmlda.models import build
 from mmlda.recipes import RECIPES, Recipe
 from mmlda.sweeps import Job, cross_validate, fit_many, sweep
-from mmlda.training import fit
+from mmlda.training import Diverged, fit
 
 SMALL = {"backbone": "conv_net", "width": 4, "head": "mmlda", "dim": 12}
 QUICK = Recipe(steps=20, optimizer="adam", lr=3e-3, batch_size=32)
@@ -36,6 +40,56 @@ def test_fit_many_is_fit_for_each(digits):
         assert same(model, alone) and run.step == recipe.steps
     with pytest.raises(ValueError, match="recipes has 2 entries"):
         fit_many(together, digits[0], recipes[:2], show=False)
+
+
+def test_fit_many_gives_each_network_its_own_dropout(digits):
+    def net():
+        torch.manual_seed(0)
+        layers = torch.nn.Linear(64, 32), torch.nn.Dropout(), torch.nn.Linear(32, 10)
+        return torch.nn.Sequential(torch.nn.Flatten(), *layers)
+
+    alone, together = net(), [net(), net()]
+    fit(alone, digits[0], QUICK, show=False)
+    fit_many(together, digits[0], QUICK, show=False)
+    assert same(together[0], alone) and same(together[1], alone)
+    assert fit_many([], digits[0], QUICK, show=False) == []
+
+
+WILD = dataclasses.replace(QUICK, optimizer="sgd", lr=1e18, weight_decay=0.0)
+
+
+def test_one_that_diverges_leaves_the_others_at_work(digits, tmp_path):
+    models = [build(SMALL, seed=s) for s in range(3)]
+    alone = build(SMALL, seed=2)
+    fit(alone, digits[0], QUICK, show=False)
+    with pytest.raises(Diverged, match="not finite"):
+        fit_many(models, digits[0], [QUICK, WILD, QUICK], show=False)
+    assert same(models[2], alone)
+    some = [Job(name=f"{n}", model=SMALL, recipe=r, data="digits") for n, r in enumerate((QUICK, WILD, QUICK))]
+    for at_once in (1, 3):
+        with pytest.raises(RuntimeError, match=r"1 of 3 jobs failed.*1: Diverged: .*not finite"):
+            sweep(some, tmp_path / str(at_once), at_once=at_once, show=False)
+        assert files(tmp_path / str(at_once)).keys() == {"0.json", "2.json"}
+
+
+def test_ctrl_c_saves_every_network(tmp_path):
+    script = f"""
+        import mmlda, os, signal, threading, time
+        from mmlda.models import build
+        from mmlda.recipes import Recipe
+        outs = [{str(tmp_path / "a")!r}, {str(tmp_path / "b")!r}]
+        def interrupt():
+            while not all(os.path.exists(out + "/run.json") for out in outs):
+                time.sleep(0.05)
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGINT)
+        threading.Thread(target=interrupt).start()
+        mmlda.fit_many([build({SMALL!r}, seed=s) for s in range(2)], mmlda.data.load("digits")[0],
+                       Recipe(steps=10**6), out=outs, show=False, checkpoint_every=10**6)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0 and "KeyboardInterrupt" in done.stderr and done.stderr.count("and saved") == 2
+    assert all(0 < checkpoints.newest(tmp_path / name)[1]["step"] < 10**6 for name in "ab")
 
 
 def jobs(n=4):

@@ -256,9 +256,21 @@ def test_gradients_flow():
     zeta = torch.tensor([0.0, 0.3, -2.0])
     theory.expected_distance(delta, zeta).sum().backward()
     torch.testing.assert_close(delta.grad, theory.expected_distance_derivative(delta, zeta).detach())
+    delta.grad = None
+    theory.relative_efficiency(0.0, delta, 2).sum().backward()
+    x, h = np.array([0.5, 3.0]), 1e-5
+    slope = (theory.relative_efficiency(0.0, x + h, 2) - theory.relative_efficiency(0.0, x - h, 2)) / (2 * h)
+    np.testing.assert_allclose(delta.grad, [0.0, *slope], rtol=1e-6, atol=1e-12)
     mu = generate_opt_means(4.0, 3, 3).requires_grad_()
     theory.robustness(mu).backward()
     assert torch.isfinite(mu.grad).all() and mu.grad.abs().max() > 0
+
+
+def test_another_default_device_does_not_matter():
+    mu = np.random.default_rng(0).standard_normal((4, 3))
+    expected = theory.robustness(mu), theory.bayes_error(mu), theory.bayes_error(np.eye(3))
+    with torch.device("meta"):
+        assert expected == (theory.robustness(mu), theory.bayes_error(mu), theory.bayes_error(np.eye(3)))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -449,6 +461,10 @@ TWO = [[1.0], [-1.0]]
     [
         (lambda: theory.relative_efficiency(0.0, 1.0, 0), "p", "0"),
         (lambda: theory.relative_efficiency(0.0, 1.0, 1.5), "p", "1.5"),
+        (lambda: theory.relative_efficiency(0.0, 1.0, np.array([1, 2])), "p", "array"),
+        (lambda: theory.relative_efficiency(0.0, 1.0, -math.inf), "p", "-inf"),
+        (lambda: theory.expected_distance([1.0, 2.0], [0.0] * 3), "delta and zeta", r"\[2\] and \[3\]"),
+        (lambda: theory.robustness_bound([2, 3], [1.0] * 3), "num_classes and C", r"\[2\] and \[3\]"),
         (lambda: theory.relative_efficiency(0.0, -1.0, 1), "delta", "-1.0"),
         (lambda: theory.relative_efficiency(math.nan, 1.0, 1), "zeta", "nan"),
         (lambda: theory.expected_distance(-2.0), "delta", "-2.0"),

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 import torch
@@ -150,10 +151,12 @@ def test_dropout_is_part_of_the_seed_and_the_callers_generator_is_not_moved(digi
 def test_accumulating_parts_of_a_batch_is_the_whole_batch_without_batch_norm(digits):
     config = dict(SMALL, batch_norm=False)
     recipe = Recipe(steps=20, lr=0.01, batch_size=64)
-    whole, _ = train(digits[0], recipe, config)
-    parts, _ = train(digits[0], dataclasses.replace(recipe, accumulate=4), config)
-    for name in whole:
-        torch.testing.assert_close(parts[name], whole[name], rtol=1e-4, atol=1e-5)
+    whole, whole_run = train(digits[0], recipe, config)
+    for accumulate in (4, 5):  # 5 parts of 64 are not of one size
+        parts, run = train(digits[0], dataclasses.replace(recipe, accumulate=accumulate), config)
+        assert run.loss == pytest.approx(whole_run.loss, rel=1e-4)
+        for name in whole:
+            torch.testing.assert_close(parts[name], whole[name], rtol=1e-4, atol=1e-5)
 
 
 # ----------------------------------------------------------------------------------------------- adversarial
@@ -220,6 +223,29 @@ def test_fine_tuning_as_in_the_paper(digits, how, tmp_path):
     assert same(weights(fresh), weights(a))
 
 
+class Seen(torch.nn.Module):
+    """A linear network that keeps the images it was trained on."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.images = torch.nn.Linear(64, 10), []
+
+    def forward(self, x):
+        if self.training:
+            self.images.append(x.detach().clone())
+        return self.layer(x.flatten(1))
+
+
+@pytest.mark.parametrize("share, attacked", [(0.05, 2), (0.5, 16), (1.0, 32)])
+def test_a_share_of_each_batch_is_attacked(digits, share, attacked):
+    net = Seen()
+    adversary = Adversary(attack="fgsm", eps=0.1, steps=1, share=share)
+    fit(net, digits[0], dataclasses.replace(QUICK, steps=1, milestones=(), adversary=adversary), show=False)
+    bytes_ = 255 * net.images[0]
+    assert int(((bytes_ - bytes_.round()).abs().flatten(1).amax(1) > 1e-3).sum()) == attacked
+    tiny = dataclasses.replace(QUICK, adversary=dataclasses.replace(adversary, share=0.01))
+    with pytest.raises(ValueError, match=r"share = 0\.01: expected one image or more of a part of 32"):
+        fit(net, digits[0], tiny, show=False)
 
 
 # ----------------------------------------------------------------------------------------------- checkpoints
@@ -255,10 +281,12 @@ def test_another_recipe_network_or_data_in_the_same_folder_is_refused(digits, tm
         train(digits[0], config=dict(SMALL, C=10.0), out=tmp_path)
     with pytest.raises(ValueError, match=r"data\."):
         train(digits[1], out=tmp_path)
+    with pytest.raises(ValueError, match=r"model\.priors"):
+        train(digits[0], config=dict(SMALL, priors=[0.55] + [0.05] * 9), out=tmp_path)
     assert mmlda.load(tmp_path)
 
 
-@pytest.mark.parametrize("damage", ["truncated", "altered", "record", "missing"])
+@pytest.mark.parametrize("damage", ["truncated", "altered", "record", "step", "missing"])
 def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_used(digits, tmp_path, damage):
     whole, _ = train(digits[0])
     break_off(digits[0], QUICK, tmp_path, 18, checkpoint_every=6)
@@ -272,11 +300,56 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_used(digits, tmp_
         newest.write_bytes(content)
     elif damage == "record":
         newest.with_suffix(".json").write_text('{"format": 1, "step"')
+    elif damage == "step":  # a record that claims the run is over
+        record = json.loads(newest.with_suffix(".json").read_text())
+        newest.with_suffix(".json").write_text(json.dumps({**record, "step": 24}))
     else:
         newest.unlink()
     with pytest.warns(UserWarning, match="checkpoint refused: .*step-00000018"):
         again, _ = train(digits[0], out=tmp_path)
     assert same(whole, again)
+
+
+def test_a_truncated_network_is_refused_and_made_again_from_the_checkpoint(digits, tmp_path):
+    whole, _ = train(digits[0], out=tmp_path)
+    path = tmp_path / "model.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[:-50])
+    with pytest.warns(UserWarning, match="network refused"):
+        assert same(weights(mmlda.load(tmp_path)), whole)
+    with pytest.warns(UserWarning, match="network refused"):
+        again, _ = train(digits[0], out=tmp_path)
+    assert same(again, whole) and path.read_bytes() == content
+
+
+def test_a_line_of_metrics_that_lost_its_end_does_not_spoil_the_next(digits, tmp_path):
+    break_off(digits[0], QUICK, tmp_path, 12, log_every=4, checkpoint_every=4)
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().rstrip("\n"))
+    train(digits[0], out=tmp_path, log_every=4, checkpoint_every=4)
+    assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == [4, 8, 12, 16, 20, 24]
+    metrics.unlink()
+    assert train(digits[0], out=tmp_path)[1].step == 24  # the network is there all the same
+
+
+def test_tied_weights_are_saved_and_go_on(digits, tmp_path):
+    def tied():
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Flatten(), *(torch.nn.Linear(64, 64) for _ in range(2)),
+                                  torch.nn.Dropout(0.2), torch.nn.Linear(64, 10))  # fmt: skip
+        net[2].weight = net[1].weight
+        return net
+
+    whole = tied()
+    fit(whole, digits[0], QUICK, show=False)
+    torch.manual_seed(QUICK.seed)
+    with torch.random.fork_rng():
+        start = tied()
+        torch.manual_seed(QUICK.seed)
+        break_off(digits[0], QUICK, tmp_path, 14, model=start, checkpoint_every=6)
+    again = tied()
+    fit(again, digits[0], QUICK, out=tmp_path, show=False)
+    assert same(weights(again), weights(whole)) and again[1].weight is again[2].weight
 
 
 def test_only_damaged_checkpoints_is_an_error_not_a_fresh_start(tmp_path):
@@ -408,6 +481,26 @@ def test_progress_is_one_line_now_and_then_off_a_terminal_and_nothing_when_hidde
     assert capsys.readouterr().err == ""
 
 
+def test_the_rate_of_a_run_that_is_gone_on_with_leaves_out_what_was_done_before(capsys):
+    with mmlda.progress.progress("x", 1000, every=0.0) as report:
+        report(900, start=True)
+        time.sleep(0.1)
+        report(910)
+    rate = float(re.search(r"910/1000 steps  ([\d.]+) steps/s", capsys.readouterr().err).group(1))
+    assert 10 < rate <= 100
+
+
+@pytest.mark.parametrize(
+    "model, word",
+    [(torch.nn.Flatten(), "expected a parameter to train"),
+     (build(dict(SMALL, num_classes=5), seed=0), "model has 5 classes: expected at least the 10"),
+     (build(SMALL, seed=0).requires_grad_(False), "expected a parameter to train")],
+)  # fmt: skip
+def test_models_that_cannot_be_trained_are_named(digits, model, word):
+    with pytest.raises(ValueError, match=word):
+        fit(model, digits[0], QUICK, show=False)
+
+
 def test_tensorboard_files(digits, tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -435,7 +528,8 @@ def test_bad_recipes_are_named(change, word):
     "change, word",
     [({"attack": "jsma"}, "attack"), ({"eps": -1.0}, "eps"), ({"eps": (0.3, 0.2)}, "eps"),
      ({"craft": "twice"}, "craft"), ({"share": 0.0}, "share"), ({"steps": 0}, "steps"),
-     ({"attack": "trades"}, "share")],
+     ({"attack": "trades"}, "share"), ({"eps": (0.1,)}, "eps"), ({"step": -1.0}, "step"),
+     ({"beta": float("nan")}, "beta")],
 )  # fmt: skip
 def test_bad_adversaries_are_named(change, word):
     with pytest.raises(ValueError, match=word):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load as load_bytes
 from safetensors.torch import load_file
 from safetensors.torch import save as save_bytes
@@ -23,7 +24,7 @@ from mmlda._version import __version__
 from mmlda.files import write_json, write_whole
 from mmlda.models import build
 
-__all__ = ["load", "newest", "packed", "save", "save_tensors", "versions"]
+__all__ = ["final", "load", "newest", "packed", "save", "save_tensors", "versions"]
 
 FORMAT = 1
 KEEP = 2
@@ -36,7 +37,8 @@ def save_tensors(path: str | Path, tensors: dict[str, Tensor], about: dict[str, 
 
 def packed(tensors: dict[str, Tensor], about: dict[str, str] | None = None) -> bytes:
     """Named tensors in the safetensors format."""
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    # copies: the format has no words for two names of one tensor, as a network with tied weights has them
+    plain = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
     return save_bytes(plain, metadata=about)
 
 
@@ -73,6 +75,8 @@ def newest(folder: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]] | Non
             record = json.loads(path.read_text())
             if not isinstance(record, dict) or record.get("format") != FORMAT:
                 raise ValueError(f"format is not {FORMAT}")
+            if path.stem != f"step-{record.get('step', -1):08d}":
+                raise ValueError(f"the record is altered: it is of step {record.get('step')}")
             content = path.with_suffix(".safetensors").read_bytes()
             if hashlib.sha256(content).hexdigest() != record.get("sha256"):
                 raise ValueError("the tensors are truncated or altered (SHA-256 differs)")
@@ -84,6 +88,16 @@ def newest(folder: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]] | Non
         raise ValueError("no checkpoint can be used: " + "; ".join(damaged) + ". Expected whole, unaltered files; "
                          "remove the folder to start afresh")  # fmt: skip
     return None
+
+
+def final(folder: str | Path) -> dict[str, Tensor] | None:
+    """The weights of a finished run; None where it is not finished, or, with a warning, where they are damaged."""
+    path = Path(folder) / "model.safetensors"
+    try:
+        return load_file(path) if path.is_file() else None
+    except SafetensorError as error:
+        warnings.warn(f"network refused: {path}: {error}; trying the newest checkpoint", stacklevel=2)
+        return None
 
 
 def versions(device: torch.device) -> dict[str, str]:
@@ -107,10 +121,8 @@ def load(source: str | Path, *, model: nn.Module | None = None, device: torch.de
         if about.get("model") is None:
             raise ValueError(f"{folder}: its network has a backbone of its own; pass one like it as model=")
         model = build(about["model"])
-    final = folder / "model.safetensors"
-    if final.is_file():
-        weights = load_file(final)
-    else:
+    weights = final(folder)
+    if weights is None:
         found = newest(folder)
         if found is None:
             raise ValueError(f"{folder}: neither a finished network nor a checkpoint is there yet")

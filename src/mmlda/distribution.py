@@ -23,9 +23,26 @@ from mmlda.theory import check_count, check_positive, check_priors
 
 __all__ = ["LatentFit", "MaxMahalanobisDistribution", "empirical_priors", "latent_fit"]
 
+
+def check_tensor(name: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name} must be a tensor, got {type(value).__name__}")
+
+
+def check_range(name: str, value: float, dtype: torch.dtype) -> float:
+    """A number > 0 that stays finite and > 0 in the dtype, or a ValueError that names it."""
+    info = torch.finfo(dtype)
+    if not info.tiny <= value <= info.max:
+        raise ValueError(f"{name} must be from {info.tiny:.2g} to {info.max:.2g} in {dtype}, got {value!r}")
+    return value
+
+
 def check_labels(name: str, labels: Any, num_classes: int) -> Tensor:
     """Labels [N] as int64 in 0 .. L - 1, or a ValueError. Reads the values, so it waits for a GPU."""
-    labels = torch.as_tensor(labels)
+    try:
+        labels = torch.as_tensor(labels)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"{name} must be int64 [N], got {labels!r}") from None
     if labels.dim() != 1 or labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(f"{name} must be int64 [N], got {labels.dtype} {list(labels.shape)}")
     labels = labels.long()
@@ -41,7 +58,10 @@ def empirical_priors(labels: Tensor | Sequence[int], num_classes: int) -> Tensor
     >>> empirical_priors([0, 0, 2, 1], num_classes=3).tolist()
     [0.5, 0.25, 0.25]
     """
-    labels = check_labels("labels", labels, check_count("num_classes", num_classes, 2))
+    count = check_count("num_classes", num_classes, 2)
+    if not isinstance(labels, Tensor) and len(labels) == 0:
+        labels = torch.empty(0, dtype=torch.int64)
+    labels = check_labels("labels", labels, count)
     if not labels.numel():
         raise ValueError("labels must have at least one label, got none")
     return torch.bincount(labels, minlength=num_classes).double() / labels.numel()
@@ -102,7 +122,8 @@ class MaxMahalanobisDistribution(Distribution):
         dtype = torch.float32  # at least: half has no room for squared distances at C = 100
         for other in [a.dtype for a in given if a.is_floating_point()] or [torch.get_default_dtype()]:
             dtype = torch.promote_types(dtype, other)
-        like: dict[str, Any] = {"dtype": dtype, "device": given[0].device if given else None}
+        device = given[0].device if given else torch.get_default_device()
+        like: dict[str, Any] = {"dtype": dtype, "device": device}
 
         C, precision = _positive("C", C, validate, like), _positive("precision", precision, validate, like)
         pi = _batched_priors(priors, num_classes, validate).to(**like)
@@ -230,7 +251,7 @@ def _batched_priors(priors: Any, num_classes: int, check_values: bool) -> Tensor
 
 def _positive(name: str, value: Any, check_values: bool, like: dict[str, Any]) -> Tensor:
     if not isinstance(value, Tensor):
-        return torch.tensor(check_positive(name, value), **like)
+        return torch.tensor(check_range(name, check_positive(name, value), like["dtype"]), **like)
     if value.is_complex() or value.dtype == torch.bool:
         raise ValueError(f"{name} must be real numbers, got {value.dtype}")
     if check_values:
@@ -289,6 +310,8 @@ def latent_fit(z: Tensor, y: Tensor, means: Tensor, precision: float = 1.0) -> L
     True
     """
     precision = check_positive("precision", precision)
+    check_tensor("means", means)
+    check_tensor("z", z)
     if means.dim() != 2 or not means.is_floating_point():
         raise ValueError(f"means must be floating [L, p], got {means.dtype} {list(means.shape)}")
     L, p = means.shape
@@ -298,8 +321,9 @@ def latent_fit(z: Tensor, y: Tensor, means: Tensor, precision: float = 1.0) -> L
     if len(y) != len(z):
         raise ValueError(f"y must have shape [{len(z)}], one label for each row of z, got {list(y.shape)}")
     z, mu = z.detach().double(), means.detach().to(z.device).double()
-    if not bool(z.isfinite().all()):
-        raise ValueError(f"z must be finite, got NaN or infinity in {list(z.shape)}")
+    for name, values in (("z", z), ("means", mu)):
+        if not bool(values.isfinite().all()):
+            raise ValueError(f"{name} must be finite, got NaN or infinity in {list(values.shape)}")
     counts = torch.bincount(y, minlength=L).double()  # [L]
     present = counts > 0
     freedom = len(z) - int(present.sum())

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmlda.distribution import LatentFit, empirical_priors, latent_fit, pairwise_distances
+from mmlda.distribution import LatentFit, check_range, check_tensor, empirical_priors, latent_fit, pairwise_distances
 from mmlda.means import separated_means
 from mmlda.theory import check_count, check_positive, check_priors
 
@@ -82,6 +82,7 @@ class _Head(nn.Module):
         """Shape and dtype always. Values on the CPU only, where looking costs no synchronisation, and only without a
         gradient: while training, NaN goes through, so that the loop sees the loss become NaN and says at which step.
         """
+        check_tensor("z", z)
         if z.dim() != 2 or z.shape[1] != self.dim:
             raise ValueError(f"z must have shape [N, {self.dim}], got {list(z.shape)}")
         if not z.is_floating_point():
@@ -91,6 +92,7 @@ class _Head(nn.Module):
             raise ValueError(f"z must be finite, got NaN or infinity in {list(z.shape)}")
 
     def _check_labels(self, y: Tensor, count: int) -> None:
+        check_tensor("y", y)
         if y.dtype != torch.int64 or y.dim() != 1 or y.shape[0] != count:
             raise ValueError(f"y must be int64 [{count}], got {y.dtype} {list(y.shape)}")
         if _eager(y) and count:
@@ -168,9 +170,13 @@ class MaxMahalanobisHead(_Head):
         log_priors = check_priors(priors, self.num_classes).detach().log()
         mu = separated_means(self.num_classes, self.dim, C=self.C) if means is None else self._scaled(means)
         dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
-        self.register_buffer("means", mu.to(dtype))  # [L, p]
-        self.register_buffer("log_priors", log_priors.to(mu.device, dtype))  # [L]
-        self.register_buffer("precision", torch.tensor(precision, dtype=dtype, device=mu.device))
+        check_range("precision", precision, dtype)
+        check_range("C", self.C, dtype)
+        check_range("precision * C", precision * self.C, dtype)  # the logit of a mean at itself
+        device = torch.get_default_device() if means is None else means.device
+        self.register_buffer("means", mu.to(device, dtype))  # [L, p]
+        self.register_buffer("log_priors", log_priors.to(device, dtype))  # [L]
+        self.register_buffer("precision", torch.tensor(precision, dtype=dtype, device=device))
 
     def extra_repr(self) -> str:
         precision = "" if self.precision.is_meta else f", precision={float(self.precision):g}"
@@ -255,6 +261,9 @@ class MaxMahalanobisHead(_Head):
         self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
     ) -> None:
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, unexpected, errors)
+        for name, buffer in self._buffers.items():  # load_state_dict(assign=True) takes the dtype of the file
+            if buffer is not None and torch.finfo(buffer.dtype).bits < 32:
+                self._buffers[name] = buffer.float()
         if self.means.is_meta:
             return
         C = self.means.double().square().sum(1).mean().item()

@@ -27,9 +27,8 @@ def efficiency(d: Tensor, z: Tensor, p: int | float) -> Tensor:
     q = torch.exp(-z.abs()) / (1 + torch.exp(-z.abs())) ** 2  # pi_0 pi_1
     if p == math.inf:
         return A0 * (1 + q * d**2)
-    size = torch.hypot(d, z)
-    both_zero = size == 0
-    size = torch.where(both_zero, 1.0, size)
+    both_zero = (d == 0) & (z == 0)  # of hypot only inside where: its gradient at 0 is NaN
+    size = torch.hypot(torch.where(both_zero, 1.0, d), z)
     u = torch.where(both_zero, 1.0, d / size)
     v = z / size
     skew = -torch.tanh(z / 2)  # pi_0 - pi_1
@@ -134,14 +133,14 @@ def sampled_error(mu: Tensor, pi: Tensor, samples: int, seed: int) -> tuple[Tens
     edges = torch.exp(log_pair - log_B).cumsum(0)
     midpoint_bias = log_pi - (mu**2).sum(1) / 2
     # On the CPU whatever the device: the same seed gives the same numbers everywhere.
-    rng = torch.Generator().manual_seed(seed)
+    rng = torch.Generator("cpu").manual_seed(seed)
     total, total_sq = mu.new_zeros(()), mu.new_zeros(())
     block = max(1, min(samples, (1 << 22) // L))
     for start in range(0, samples, block):
         n = min(block, samples - start)
-        pair = torch.searchsorted(edges, torch.rand(n, generator=rng, dtype=torch.float64).to(mu.device))
+        pair = torch.searchsorted(edges, torch.rand(n, generator=rng, dtype=torch.float64, device="cpu").to(mu.device))
         pair.clamp_(max=len(edges) - 1)
-        noise = torch.randn(n, mu.shape[1], generator=rng, dtype=torch.float64).to(mu.device)
+        noise = torch.randn(n, mu.shape[1], generator=rng, dtype=torch.float64, device="cpu").to(mu.device)
         x = (mu[i[pair]] + mu[j[pair]]) / 2 + noise  # [n, p]
         logit = x @ mu.T + midpoint_bias  # [n, L]: log pi_k p_k(x) up to a constant in k
         top = logit.max(1, keepdim=True)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmlda.theory import check_count, check_positive
+from mmlda.theory import check_count, check_positive, to_tensor
 
 __all__ = ["cosine_bound", "generate_opt_means", "max_cosine", "separated_means", "welch_bound"]
 
@@ -100,7 +100,7 @@ def separated_means(
     if L <= 2 * p:
         mu = _pairs(L, p)
     elif p == 2:
-        angle = torch.arange(L, dtype=torch.float64) * (2 * math.pi / L)
+        angle = torch.arange(L, dtype=torch.float64, device="cpu") * (2 * math.pi / L)
         mu = torch.stack([angle.cos(), angle.sin()], 1)
     else:
         from threadpoolctl import threadpool_limits
@@ -118,13 +118,16 @@ def max_cosine(means: Any) -> float:
     >>> round(max_cosine(generate_opt_means(C=100.0, p=64, L=10)), 6)
     -0.111111
     """
-    mu = torch.as_tensor(means).detach().to(torch.float64)
-    if mu.dim() != 2 or len(mu) < 2:
-        raise ValueError(f"means must have shape [L, p] with L >= 2, got {list(mu.shape)}")
-    norm = torch.linalg.vector_norm(mu, dim=1, keepdim=True)
-    if not (torch.isfinite(norm).all() and (norm > 0).all()):
-        raise ValueError("means must be finite, each with a norm > 0: their cosines are not defined")
-    cosines = (mu / norm) @ (mu / norm).T
+    mu = to_tensor("means", means).detach()
+    if mu.dim() != 2 or mu.shape[0] < 2 or mu.shape[1] < 1:
+        raise ValueError(f"means must have shape [L, p] with L >= 2 and p >= 1, got {list(mu.shape)}")
+    largest = mu.abs().amax(1, keepdim=True)
+    zero = torch.nonzero(largest[:, 0] == 0)
+    if len(zero):
+        raise ValueError(f"means must each have a norm > 0, got 0 for class {zero[0].item()}")
+    mu = mu / largest  # first, so that no square under- or overflows
+    mu = mu / torch.linalg.vector_norm(mu, dim=1, keepdim=True)
+    cosines = mu @ mu.T
     return cosines.fill_diagonal_(-math.inf).max().item()
 
 
@@ -176,9 +179,9 @@ def _scale(C: float, dtype: torch.dtype) -> float:
 
 def _pairs(L: int, p: int) -> Tensor:
     """`+-e_i` in turn; for odd L the last three rows are a triangle in the last two axes used."""
-    mu = torch.zeros(L, p, dtype=torch.float64)
+    mu = torch.zeros(L, p, dtype=torch.float64, device="cpu")
     pairs = L // 2 - L % 2
-    axis = torch.arange(pairs)
+    axis = torch.arange(pairs, device="cpu")
     mu[2 * axis, axis] = 1.0
     mu[2 * axis + 1, axis] = -1.0
     if L % 2:

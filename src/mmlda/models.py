@@ -236,6 +236,8 @@ class Classifier(nn.Module):
         head: dict[str, Any] = {"num_classes": self.num_classes, "dim": self.head.dim}
         if isinstance(self.head, MaxMahalanobisHead):
             head |= {"head": "mmlda", "C": float(self.head.C), "precision": float(self.head.precision)}
+            if not bool((self.head.log_priors == self.head.log_priors[0]).all()):
+                head["priors"] = self.head.priors.tolist()
         else:
             head |= {"head": "softmax"}
         return {**backbone, **head, "latent": isinstance(self.latent, nn.Linear),
@@ -250,7 +252,7 @@ def build(config: dict[str, Any], *, seed: int | None = None) -> Classifier:
     """The Classifier that a config describes, its weights drawn from the seed (the global generator untouched).
 
     Keys: backbone ("resnet", "conv_net") and its settings, head ("mmlda", "softmax"), num_classes, dim, C,
-    precision, latent, mean, std. What is left out has its class's default.
+    precision, priors, latent, mean, std. What is left out has its class's default.
 
     >>> model = build({"backbone": "conv_net", "head": "mmlda", "num_classes": 10, "dim": 32, "C": 50.0}, seed=0)
     >>> model.config["C"]
@@ -273,7 +275,7 @@ def build(config: dict[str, Any], *, seed: int | None = None) -> Classifier:
             if isinstance(outer.get(key), list):
                 outer[key] = tuple(outer[key])
         if head_name == "mmlda":
-            settings |= {key: config.pop(key) for key in ("C", "precision") if key in config}
+            settings |= {key: config.pop(key) for key in ("C", "precision", "priors") if key in config}
         if config:
             raise ValueError(f"config has {sorted(config)}: not a setting of {name} with a {head_name} head")
         head = MaxMahalanobisHead(**settings) if head_name == "mmlda" else SoftmaxHead(**settings)

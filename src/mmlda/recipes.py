@@ -33,11 +33,15 @@ class Adversary:
     beta: float = 6.0
 
     def __post_init__(self) -> None:
+        if isinstance(self.eps, list):  # as JSON writes a range
+            object.__setattr__(self, "eps", tuple(self.eps))
         _one_of("attack", self.attack, ("fgsm", "bim", "ilcm", "pgd", "trades"))
         _one_of("craft", self.craft, ("once", "online"))
-        low, high = self.range
-        if not 0 <= low <= high < math.inf:
+        if len(self.range) != 2 or not 0 <= self.range[0] <= self.range[1] < math.inf:
             raise ValueError(f"eps = {self.eps}: expected a number >= 0 or a range (low, high) of such numbers")
+        for name, value in (("step", self.step), ("beta", self.beta)):
+            if value is not None and not 0 <= value < math.inf:
+                raise ValueError(f"{name} = {value}: expected a finite number >= 0")
         if self.steps < 1:
             raise ValueError(f"steps = {self.steps}: expected at least 1")
         if not 0 < self.share <= 1:

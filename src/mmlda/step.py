@@ -204,6 +204,8 @@ def craft_once(model: nn.Module, batches: Batches, chunk: int = 512) -> None:
 def make_optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> torch.optim.Optimizer:
     """The recipe's optimizer, its rate a tensor on CUDA, so that a captured step follows it."""
     parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise ValueError(f"model = {type(model).__name__}: expected a parameter to train, found none")
     rate = torch.tensor(recipe.lr, device=device) if device.type == "cuda" else recipe.lr
     if recipe.optimizer == "sgd":
         return torch.optim.SGD(
@@ -232,8 +234,12 @@ def make_step(
     *,
     eager: bool = False,
     deterministic: bool = False,
+    amp: bool = False,
 ) -> Callable[[], None]:
-    """A function that launches the next step: on CUDA captured and compiled, unless asked for eager steps."""
+    """A function that launches the next step: on CUDA captured and compiled, unless asked for eager steps.
+
+    `amp` runs the network in bfloat16 where that is safe; the loss is float32 always.
+    """
     recipe, device = batches.recipe, batches.device
     rank, world = share()
     cuda = device.type == "cuda"
@@ -241,7 +247,11 @@ def make_step(
     parts = world * recipe.accumulate
     if batches.size < parts:
         raise ValueError(f"batch_size = {batches.size}: expected at least {parts}, one image for each part")
-    amp = (lambda: torch.autocast("cuda", torch.bfloat16)) if cuda else nullcontext
+    adversary = recipe.adversary
+    smallest = batches.size // parts  # of the parts
+    if adversary is not None and not round(smallest * adversary.share):
+        raise ValueError(f"share = {adversary.share}: expected one image or more of a part of {smallest}")
+    mixed = (lambda: torch.autocast(device.type, torch.bfloat16)) if amp else nullcontext
     fast_convolutions(model, capture)
     objective: Callable[..., tuple[Tensor, Tensor]] = Objective(model, recipe)
     take, attacked = batches.take, model
@@ -252,7 +262,6 @@ def make_step(
     elif capture and not deterministic:
         objective, take = torch.compile(objective, dynamic=False), torch.compile(take, dynamic=False)
         attacked = torch.compile(model, dynamic=False)  # type: ignore[assignment]
-    adversary = recipe.adversary
 
     def step() -> None:
         losses, correct, images = [], [], 0
@@ -265,7 +274,7 @@ def make_step(
                     x = torch.cat([x[:-n], crafted[-n:]])
                 else:
                     eps, start = begin_attack(x[-n:], uniform[-n:], rows[-n:], tally.step, recipe, adversary)
-                    with amp():
+                    with mixed():
                         moved = craft(attacked, x[-n:], y[-n:], eps, start, adversary)
                     if adversary.attack == "trades":
                         x_adv = moved
@@ -273,15 +282,15 @@ def make_step(
                         x = torch.cat([x[:-n], moved])
             held = world > 1 and j < recipe.accumulate - 1
             with objective.no_sync() if held else nullcontext():  # type: ignore[attr-defined]
-                with amp():
+                with mixed():
                     loss, right = objective(x, y, x_adv) if x_adv is not None else objective(x, y)
-                (loss / recipe.accumulate).backward()
-            losses.append(loss.detach())
+                (loss * (len(x) * world / batches.size)).backward()  # parts may differ by an image
+            losses.append(loss.detach() * len(x))
             correct.append(right)
             images += len(x)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        tally.add(torch.stack(losses).mean(), torch.stack(correct).sum(), images)
+        tally.add(torch.stack(losses).sum() / images, torch.stack(correct).sum(), images)
         batches.advance()
 
     if not capture:

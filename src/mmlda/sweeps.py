@@ -29,7 +29,7 @@ from mmlda.files import write_json, write_whole
 from mmlda.models import build
 from mmlda.progress import progress
 from mmlda.recipes import Recipe
-from mmlda.training import Options, Run, sitting
+from mmlda.training import Options, Run, interruptible, sitting
 
 __all__ = ["Job", "cross_validate", "fit_many", "sweep"]
 
@@ -47,7 +47,8 @@ def fit_many(
     """Train several networks on one GPU at the same time: a stream and a graph each, one launch in turn.
 
     A network of this size leaves most of a large GPU idle; several at once fill it. Data and recipe are one for
-    all or one each. On the CPU the networks take turns too, and each comes out as `fit` would have made it.
+    all or one each. On the CPU the networks take turns too, and each comes out as `fit` would have made it. Where one
+    fails (diverges, say) the others are trained to their end, and then its error is raised.
     """
     n = len(models)
     sets = [data] * n if isinstance(data, ImageData) else list(data)
@@ -57,35 +58,68 @@ def fit_many(
         if len(given) != n:
             raise ValueError(f"{name} has {len(given)} entries: expected one for each of the {n} models")
     settings = Options(device=device, **options)
+    if not n:
+        return []
     cuda = torch.device(device).type == "cuda" if device is not None else next(models[0].parameters()).is_cuda
     if cuda:  # the same images serve all: one copy on the device
         where = torch.device(device) if device is not None else next(models[0].parameters()).device
         copies = {id(s): s.to(where) for s in sets}
         sets = [copies[id(s)] for s in sets]
     runs = [Run(m, r, o) for m, r, o in zip(models, values, outs)]
-    total = sum(r.steps for r in values)
-    with progress(f"{n} networks", total, show=show) as report, torch.random.fork_rng(
+    failures = _together(runs, sets, settings, cuda=cuda, show=show)
+    for error in failures.values():
+        raise error
+    return runs
+
+
+def _together(
+    runs: list[Run], sets: list[ImageData], options: Options, *, cuda: bool, show: bool
+) -> dict[int, Exception]:
+    """Train in turn, one step each. One that fails leaves the others at work: what went wrong, by number.
+
+    Ctrl-C stops each after its step, saved as `fit` would; a second one stops at once.
+    """
+    failures: dict[int, Exception] = {}
+    interrupted = None
+    with interruptible() as stopped, torch.random.fork_rng(
         devices=[torch.cuda.current_device()] if cuda else []
-    ):
-        torch.manual_seed(values[0].seed if values else 0)
+    ), progress(f"{len(runs)} networks", sum(run.recipe.steps for run in runs), show=show) as report:
 
-        def tell(done: int, **numbers: float) -> None:
-            report(sum(run.step for run in runs), **numbers)
+        def tell(done: int, *, start: bool = False, **numbers: float) -> None:
+            report(sum(run.step for run in runs), start=start, **numbers)
 
+        generators = []  # each network's own state of the global one: dropout and the like, as `fit` has it
+        for run in runs:
+            torch.manual_seed(run.recipe.seed)
+            generators.append(torch.get_rng_state())
         streams = [torch.cuda.Stream() if cuda else None for _ in runs]
-        turns = [(sitting(run, s, settings, report=tell), stream) for run, s, stream in zip(runs, sets, streams)]
+        sittings = (sitting(run, s, options, report=tell, stopped=stopped) for run, s in zip(runs, sets))
+        turns = dict(enumerate(sittings))
         if cuda:
             torch.cuda.synchronize()  # what the streams read has arrived
         while turns:
-            going = []
-            for steps, stream in turns:
-                with torch.cuda.stream(stream) if stream is not None else nullcontext():
-                    if next(steps, None) is not None:
-                        going.append((steps, stream))
-            turns = going
+            for n, steps in list(turns.items()):
+                with torch.cuda.stream(streams[n]) if cuda else nullcontext():
+                    if not cuda:
+                        torch.set_rng_state(generators[n])
+                    try:
+                        if next(steps, None) is None:
+                            del turns[n]
+                    except KeyboardInterrupt as error:
+                        if not error.args:  # not the loop's own words: the second Ctrl-C
+                            raise
+                        interrupted = error
+                        del turns[n]
+                    except Exception as error:
+                        failures[n] = error
+                        del turns[n]
+                    if not cuda:
+                        generators[n] = torch.get_rng_state()
         if cuda:
             torch.cuda.synchronize()
-    return runs
+    if interrupted is not None:
+        raise interrupted
+    return failures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +164,10 @@ class Job:
 
 
 def run_jobs(jobs: Sequence[Job], *, device: str = "cpu", folder: Path | None = None) -> list[dict[str, Any]]:
-    """Do some jobs at the same time; their records, each with its network as base64 safetensors, so that it travels."""
+    """Do some jobs at the same time; their records, each with its network as base64 safetensors, so that it travels.
+
+    The record of a job that failed has its name and the `error`.
+    """
     loaded: dict[Any, tuple[ImageData, ImageData]] = {}
     for job in jobs:  # jobs on the same data share one copy of it
         if (key := (job.data, job.part, job.root)) not in loaded:
@@ -138,9 +175,17 @@ def run_jobs(jobs: Sequence[Job], *, device: str = "cpu", folder: Path | None = 
     sets = [loaded[job.data, job.part, job.root] for job in jobs]
     models = [build(job.model, seed=job.recipe.seed) for job in jobs]
     out = [None if folder is None else folder / "runs" / job.name for job in jobs]
-    recipes = [job.recipe for job in jobs]
-    runs = fit_many(models, [train for train, _ in sets], recipes, out=out, device=device, show=False)
-    return [_record(job, run, *pair, device) for job, run, pair in zip(jobs, runs, sets)]
+    runs = [Run(model, job.recipe, path) for model, job, path in zip(models, jobs, out)]
+    cuda = torch.device(device).type == "cuda"
+    copies = {key: train.to(device) for key, (train, _) in loaded.items()}
+    trains = [copies[job.data, job.part, job.root] for job in jobs]
+    failures = _together(runs, trains, Options(device=device), cuda=cuda, show=False)
+    return [
+        {"name": job.name, "error": f"{type(failures[n]).__name__}: {failures[n]}"}
+        if n in failures
+        else _record(job, run, *pair, device)
+        for n, (job, run, pair) in enumerate(zip(jobs, runs, sets))
+    ]
 
 
 def _record(job: Job, run: Run, train: ImageData, test: ImageData, device: str) -> dict[str, Any]:
@@ -204,6 +249,7 @@ def sweep(
     They run here, `at_once` at the same time (see `fit_many`), and one that was killed goes on from its checkpoint.
     With `ray`, an address or "local" or "auto", they go to the workers of a Ray cluster instead (extra
     `mmlda[ray]`), each with one CPU, or one GPU where `device` is "cuda"; the files are written here as jobs end.
+    A job that fails does not keep the others from their end; then a RuntimeError names those that failed.
     """
     folder, jobs = Path(out), list(jobs)
     if len({job.name for job in jobs}) != len(jobs):
@@ -211,12 +257,19 @@ def sweep(
     if at_once < 1:
         raise ValueError(f"at_once = {at_once}: expected at least 1")
     records = {job.name: record for job in jobs if (record := _finished(job, folder)) is not None}
+    failed: list[str] = []
     missing = [job for job in jobs if job.name not in records]
     done = _here(missing, folder, device, at_once) if ray is None else _on_ray(missing, device, ray)
     with progress("jobs", len(jobs), unit="jobs", start=len(records), every=10.0, show=show) as report:
         for record in done:
+            if "error" in record:
+                failed.append(f"{record['name']}: {record['error']}")
+                continue
             records[record["name"]] = _keep(record, folder)
             report(len(records), accuracy=record["accuracy"])
+    if failed:
+        raise RuntimeError(f"{len(failed)} of {len(jobs)} jobs failed; the results of the others are in {folder}. "
+                           + "; ".join(failed))  # fmt: skip
     return [records[job.name] for job in jobs]
 
 

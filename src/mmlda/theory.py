@@ -49,9 +49,9 @@ def check_count(name: str, value: Any, least: int) -> int:
 def check_positive(name: str, value: Any) -> float:
     """A finite number above zero, or a ValueError that names it."""
     try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"{name} must be a finite number > 0, got {value!r}") from None
+        number = math.nan if isinstance(value, str) else float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # RuntimeError: a tensor of several numbers
+        number = math.nan
     if not (math.isfinite(number) and number > 0):
         raise ValueError(f"{name} must be a finite number > 0, got {value!r}")
     return number
@@ -64,8 +64,8 @@ def check_priors(priors: Any, num_classes: int, *, positive: bool = False) -> Te
     The result sums to 1 in float64, so that float32 priors do not carry their rounding along.
     """
     if priors is None:
-        return torch.full((num_classes,), 1.0 / num_classes, dtype=torch.float64)
-    pi = _tensor("priors", priors)
+        return torch.full((num_classes,), 1.0 / num_classes, dtype=torch.float64, device="cpu")
+    pi = to_tensor("priors", priors)
     if pi.shape != (num_classes,):
         raise ValueError(f"priors must have shape [{num_classes}], one per class, got {list(pi.shape)}")
     lowest, total = pi.min().item(), pi.sum().item()
@@ -76,7 +76,7 @@ def check_priors(priors: Any, num_classes: int, *, positive: bool = False) -> Te
     return pi / total
 
 
-def _tensor(name: str, value: Any, device: torch.device | None = None) -> Tensor:
+def to_tensor(name: str, value: Any, device: torch.device | None = None) -> Tensor:
     """`value` as a finite float64 tensor, still in the graph when it was a tensor."""
     try:
         t = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value, dtype=np.float64))
@@ -90,10 +90,19 @@ def _tensor(name: str, value: Any, device: torch.device | None = None) -> Tensor
     return t
 
 
-def _lift(**values: Any) -> tuple[list[Tensor], Callable[[Tensor], Any]]:
-    """The values as float64 tensors on one device, and the way back to the kind they came in."""
+def _lift(broadcast: bool = False, **values: Any) -> tuple[list[Tensor], Callable[[Tensor], Any]]:
+    """The values as float64 tensors on one device, and the way back to the kind they came in.
+
+    With `broadcast`, shapes that do not go together are refused.
+    """
     device = next((v.device for v in values.values() if isinstance(v, Tensor)), None)
-    tensors = [_tensor(name, v, device) for name, v in values.items()]
+    tensors = [to_tensor(name, v, device) for name, v in values.items()]
+    if broadcast:
+        try:
+            torch.broadcast_shapes(*(t.shape for t in tensors))
+        except RuntimeError:
+            shapes = " and ".join(str(list(t.shape)) for t in tensors)
+            raise ValueError(f"{' and '.join(values)} must have shapes that broadcast, got {shapes}") from None
     if any(isinstance(v, Tensor) for v in values.values()):
         return tensors, lambda t: t
     if any(isinstance(v, np.ndarray | list | tuple) for v in values.values()):
@@ -109,7 +118,7 @@ def _means(means: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
 
 
 def _delta_zeta(delta: Any, zeta: Any) -> tuple[Tensor, Tensor, Callable[[Tensor], Any]]:
-    (d, z), back = _lift(delta=delta, zeta=zeta)
+    (d, z), back = _lift(broadcast=True, delta=delta, zeta=zeta)
     if (d < 0).any():
         raise ValueError(f"delta is a distance and must be >= 0, got {delta!r}")
     return d, z, back
@@ -135,7 +144,7 @@ def relative_efficiency(zeta: Any, delta: Any, p: int | float) -> Any:
     >>> relative_efficiency(0.0, [0.0, 1.0, 4.0], math.inf).round(3).tolist()
     [1.0, 0.995, 0.343]
     """
-    if p != math.inf:
+    if not (isinstance(p, float | np.floating) and p == math.inf):
         p = check_count("p", p, 1)
     d, z, back = _delta_zeta(delta, zeta)
     d, z = torch.broadcast_tensors(d, z)
@@ -248,7 +257,7 @@ def soft_target_gap(num_classes: Any, C: Any, precision: float = 1.0) -> Any:
 
 
 def _classes_and_scale(num_classes: Any, C: Any) -> tuple[Tensor, Tensor, Callable[[Tensor], Any]]:
-    (L, C_), back = _lift(num_classes=num_classes, C=C)
+    (L, C_), back = _lift(broadcast=True, num_classes=num_classes, C=C)
     if (L < 2).any() or (L != L.round()).any():
         raise ValueError(f"num_classes must be an integer >= 2, got {num_classes!r}")
     if (C_ <= 0).any():

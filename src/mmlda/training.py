@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,12 @@ from torch import Tensor, nn
 from mmlda import checkpoints
 from mmlda.data import ImageData
 from mmlda.files import write_json, write_whole
-from mmlda.models import fast_convolutions
+from mmlda.models import Classifier, fast_convolutions
 from mmlda.progress import Report, progress
 from mmlda.recipes import Recipe
 from mmlda.step import Batches, Tally, craft_once, make_optimizer, make_step, set_rate, share
 
-__all__ = ["Diverged", "Options", "Run", "fit", "sitting"]
+__all__ = ["Diverged", "Options", "Run", "fit", "interruptible", "sitting"]
 
 
 class Diverged(RuntimeError):
@@ -45,12 +45,14 @@ class Diverged(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How a run is carried out, which does not change what comes out of it.
+    """How a run is carried out, which changes nothing but rounding and speed.
 
     Args:
         device: where to train; the model's own device by default.
         eager: on CUDA, neither compile nor capture the step. The CPU is always eager.
         deterministic: on CUDA, the same bits for the same seed; slower. The CPU always gives the same bits.
+        amp: run the network in bfloat16 with a float32 loss; None: on CUDA only. On a CPU with bfloat16 instructions
+            it doubles the speed of a Resnet.
         checkpoint_every: steps; a twentieth of the run by default.
         log_every: steps; a hundredth of the run by default.
         tensorboard: also write event files to `out` (extra `mmlda[tensorboard]`).
@@ -59,6 +61,7 @@ class Options:
     device: torch.device | str | None = None
     eager: bool = False
     deterministic: bool = False
+    amp: bool | None = None
     checkpoint_every: int | None = None
     log_every: int | None = None
     tensorboard: bool = False
@@ -109,7 +112,7 @@ def fit(
     run = Run(model, recipe, None if out is None else Path(out))
     settings = Options(device=device, **options)
     cuda = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices=cuda), _interruptible() as stopped:
+    with torch.random.fork_rng(devices=cuda), interruptible() as stopped:
         torch.manual_seed(recipe.seed)  # dropout and the like
         with progress(run.out.name if run.out else "training", recipe.steps, show=show and share()[0] == 0) as report:
             for _ in sitting(run, data, settings, report=report, stopped=stopped):
@@ -125,13 +128,15 @@ def sitting(
     `fit` exhausts one; `mmlda.sweeps.fit_many` takes turns with several, each on a CUDA stream of its own.
     """
     model, recipe, out = run.model, run.recipe, run.out
+    if isinstance(model, Classifier) and model.num_classes < data.num_classes:
+        raise ValueError(f"model has {model.num_classes} classes: expected at least the {data.num_classes} of the data")
     device = _device(model, options)
     model.to(device)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if out is not None:
         _open(run, data, device)
-        if (out / "model.safetensors").is_file():
-            _reload(run)
+        if (finished := checkpoints.final(out)) is not None:
+            _reload(run, finished)
             return
     model.train()
     batches = Batches(data, recipe, device)
@@ -142,12 +147,15 @@ def sitting(
         _resume(run, optimizer)
     step, earlier, begin = run.step, run.seconds, time.perf_counter()
     tally = Tally(device, step)
-    launch = make_step(model, batches, optimizer, tally, eager=options.eager, deterministic=options.deterministic)
+    amp = device.type == "cuda" if options.amp is None else options.amp
+    modes = {"eager": options.eager, "deterministic": options.deterministic, "amp": amp}
+    launch = make_step(model, batches, optimizer, tally, **modes)
     log_every = options.log_every or max(1, recipe.steps // 100)
     save_every = options.checkpoint_every or max(1, recipe.steps // 20)
     writer = _event_writer(out) if options.tensorboard else None
     rate, logged, saved = math.nan, (step, begin), step if run.step else -1
     batches.seek(step)
+    report(step, start=True)
     while step < recipe.steps:
         if step % batches.per_epoch == 0:
             batches.seek(step)
@@ -156,7 +164,7 @@ def sitting(
             set_rate(optimizer, rate)
         launch()
         step += 1
-        halt = stopped is not None and stopped.is_set()
+        halt = _halt(stopped, step % min(log_every, 50) == 0, device)
         log = halt or step == recipe.steps or step % log_every == 0
         save = out is not None and (halt or step == recipe.steps or step % save_every == 0)
         if log or save:
@@ -180,9 +188,9 @@ def sitting(
             _save(run, optimizer)
             saved = step
         if halt and step < recipe.steps:
-            if out is not None:
+            if out is not None and share()[0] == 0:
                 print(f"stopped at step {step} and saved; the same call with out={str(out)!r} goes on", file=sys.stderr)
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(f"stopped at step {step}")
         yield step
     run.step = step
     model.eval()
@@ -193,9 +201,20 @@ def sitting(
 
 def _device(model: nn.Module, options: Options) -> torch.device:
     if options.device is None:
-        return next(model.parameters()).device
+        first = next(model.parameters(), None)
+        return first.device if first is not None else torch.device("cpu")
     device = torch.device(options.device)
     return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
+
+
+def _halt(stopped: threading.Event | None, due: bool, device: torch.device) -> bool:
+    """Whether to stop after this step. Several processes must stop after the same one: they agree when it is due."""
+    asked = stopped is not None and stopped.is_set()
+    if share()[1] == 1 or not due:
+        return asked and share()[1] == 1
+    flag = torch.tensor(float(asked), device=device)
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    return bool(flag)
 
 
 def _finite(model: nn.Module) -> bool:
@@ -204,7 +223,7 @@ def _finite(model: nn.Module) -> bool:
 
 
 @contextmanager
-def _interruptible() -> Iterator[threading.Event]:
+def interruptible() -> Iterator[threading.Event]:
     """Ctrl-C sets the event, and the loop stops after the step it is in; a second one stops at once."""
     stopped = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -291,7 +310,7 @@ def _resume(run: Run, optimizer: torch.optim.Optimizer) -> None:
     assert run.out is not None
     found = checkpoints.newest(run.out)
     metrics = run.out / "metrics.jsonl"
-    lines = metrics.read_text().splitlines() if metrics.is_file() else []
+    text = metrics.read_text() if metrics.is_file() else ""
     if found is not None:
         tensors, record = found
         run.step, run.seconds = record["step"], record["seconds"]
@@ -309,34 +328,34 @@ def _resume(run: Run, optimizer: torch.optim.Optimizer) -> None:
         torch.set_rng_state(tensors["generator.cpu"])
         if "generator.cuda" in tensors and torch.cuda.is_available():
             torch.cuda.set_rng_state(tensors["generator.cuda"])
-    kept = [entry for line in lines if (entry := _entry(line)) is not None and entry["step"] <= run.step]
-    run.history = kept
-    if share()[0] == 0 and len(kept) != len(lines):  # steps that will be done again
-        write_whole(metrics, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
+    run.history = [entry for entry in _entries(text) if entry["step"] <= run.step]
+    kept = "".join(json.dumps(entry) + "\n" for entry in run.history)
+    if share()[0] == 0 and kept != text:  # steps that will be done again, or a line without its end
+        write_whole(metrics, kept.encode())
 
 
-def _entry(line: str) -> dict[str, float] | None:
-    """A line of metrics.jsonl; None for the half of one that a kill can leave."""
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None
+def _entries(text: str) -> list[dict[str, float]]:
+    """The lines of a metrics.jsonl, without the half of one that a kill can leave."""
+    entries = []
+    for line in text.splitlines():
+        with suppress(ValueError):
+            entries.append(json.loads(line))
+    return entries
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _reload(run: Run) -> None:
+def _reload(run: Run, weights: dict[str, Tensor]) -> None:
     """The network of a run that is finished already."""
     assert run.out is not None
-    run.model.load_state_dict(load_file(run.out / "model.safetensors"))
+    run.model.load_state_dict(weights)
     run.model.eval()
-    lines = (run.out / "metrics.jsonl").read_text().splitlines()
-    run.history = [entry for line in lines if (entry := _entry(line)) is not None]
-    last = run.history[-1]
-    run.step, run.loss, run.accuracy = int(last["step"]), last["loss"], last["accuracy"]
-    run.seconds = last["seconds"]
+    run.step, metrics = run.recipe.steps, run.out / "metrics.jsonl"
+    run.history = _entries(metrics.read_text()) if metrics.is_file() else []
+    if run.history:
+        run.loss, run.accuracy, run.seconds = (run.history[-1][name] for name in ("loss", "accuracy", "seconds"))
 
 
 def _craft_from_the_start(run: Run, batches: Batches) -> None:

@@ -41,7 +41,7 @@ __all__ = ["CarliniWagner"]
 _BETA_1, _BETA_2, _TINY = 0.9, 0.999, 1e-8  # Adam's
 _SHRINK = 1e-4  # atanh is infinite at the end of the range
 _PROGRESS = 1e-3  # a loss that has not fallen by this share ...
-_PATIENCE = 30  # ... in a thirtieth of the steps stands still
+_PATIENCE = 30  # ... in a thirtieth of the steps, and in as many iterations at least, stands still
 _DROP = 0.2  # of the rate at a standstill
 _ROUGH = 0.03  # a rate is too high if the loss is this share above its lowest on average
 _MOST_DROPS = 6
@@ -278,7 +278,7 @@ class CarliniWagner(Attack):
         fell = rows.anchor.isinf() | (rows.anchor - rows.low > _PROGRESS * rows.anchor.abs())
         rows.anchor = torch.where(fell, rows.low, rows.anchor)
         rows.since = torch.where(fell, rows.t, rows.since)
-        still = rows.t - rows.since >= max(K, -(-T // _PATIENCE))
+        still = rows.t - rows.since >= max(_PATIENCE, T // _PATIENCE)
         rough = rows.total / K - rows.low > _ROUGH * rows.low.abs()
         drop = still & ((rows.rate == self.rate) | rough) & (rows.rate > self.rate * _DROP**_MOST_DROPS)
         end = rows.t >= T

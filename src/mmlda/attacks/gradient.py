@@ -174,12 +174,11 @@ class GradientAttack(Attack):
         turns = self._targets(surface, x, y, target, index)
         # "every" asks for any other class, so it is judged like an attack without a target.
         goal = turns[0] if len(turns) == 1 else None
-        noise = self.noise(index)
         best: _Run | None = None
         for number, (to, _) in enumerate(product(turns, range(self.restarts))):
             start = x
             if self.random_start:
-                start = random_start(x, self.eps, self.norm, self.bounds, noise, draw=number)
+                start = random_start(x, self.eps, self.norm, self.bounds, self.noise(index), draw=number)
             if best is None:
                 best = self._climb(surface, x, y, to, start, goal)
                 continue

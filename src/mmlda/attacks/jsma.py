@@ -21,7 +21,8 @@ from mmlda.attacks.surface import Attack, Surface, survivors
 
 __all__ = ["JSMA", "best_pair", "best_pixel"]
 
-_SHORTLISTS = (32, 256)
+_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of r: each rules out pixels that the others cannot
+_SHORTLISTS = (16, 64, 256)
 _TILE = 1 << 22  # most pairs tried in one go
 _COMPACT_EVERY = 10  # steps, on CUDA
 
@@ -47,8 +48,8 @@ def best_pair(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     It is the maximum over all D (D - 1) / 2 pairs, found from a short list. For every r > 0 the inequality of the
     means says 2 sqrt(F) <= g_p + g_q with g = r u + v / r. So if some pair has the value F*, a pixel with
     g_p < 2 sqrt(F*) - max g is in no pair that is as good. A good F* is cheap: take the best pixel's best partner,
-    that one's best partner, and so on; with r = sqrt(s_v / s_u) of that pair, a handful of pixels remain. Where
-    more than 256 do, all pairs are tried, tile by tile.
+    that one's best partner, and so on; with r around sqrt(s_v / s_u) of that pair, a handful of pixels remain.
+    Where more than 256 do, all pairs are tried, tile by tile.
 
     >>> best_pair(torch.tensor([[1.0, 3.0, 2.0]]), torch.tensor([[9.0, -1.0, 2.0]]))
     (tensor([[0, 2]]), tensor([True]))
@@ -62,16 +63,20 @@ def best_pair(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     s_u, s_v = u.gather(1, good).sum(1), v.gather(1, good).sum(1)
     positive = (s_u > 0) & (s_v > 0)
     value = torch.where(positive, s_u * s_v, 0.0)  # F*
-    r = torch.where(positive, (s_v / s_u).sqrt(), 1.0)[:, None]
-    g = u * r + v / r  # [N, D]
-    size = torch.where(g > -torch.inf, u.abs() * r + v.abs() / r, 0.0).amax(1)
-    slack = 32 * torch.finfo(u.dtype).eps * size  # more than g and F* can be off by rounding
-    count = (g >= (2 * value.sqrt() - g.amax(1) - slack)[:, None]).sum(1)  # of pixels that can matter
+    r_0 = torch.where(positive, (s_v / s_u).sqrt(), 1.0)[:, None]
+    matters = u > -torch.inf  # [N, D]
+    for factor in _FACTORS:
+        r = r_0 * factor
+        g = u * r + v / r
+        size = torch.where(g > -torch.inf, u.abs() * r + v.abs() / r, 0.0).amax(1)
+        slack = 32 * torch.finfo(u.dtype).eps * size  # more than g and F* can be off by rounding
+        matters &= g >= (2 * value.sqrt() - g.amax(1) - slack)[:, None]
+    count = matters.sum(1)
     F, rest = torch.full_like(value, -1.0), possible.nonzero()[:, 0]
     for K in _SHORTLISTS:
         short = rest[count[rest] <= K]
         if len(short):
-            F[short], pair[short] = _try_shortlist(u[short], v[short], g[short], min(K, D))
+            F[short], pair[short] = _try_shortlist(u[short], v[short], matters[short], min(K, D))
         rest = rest[count[rest] > K]
     if len(rest):
         F[rest], pair[rest] = _try_all_pairs(u[rest], v[rest])
@@ -89,9 +94,10 @@ def _good_pair(u: Tensor, v: Tensor, rounds: int = 4) -> Tensor:
     return pair
 
 
-def _try_shortlist(u: Tensor, v: Tensor, g: Tensor, K: int) -> tuple[Tensor, Tensor]:
-    """`_try_all_pairs` of the K pixels with the largest `g`."""
-    short = g.topk(K, dim=1).indices.sort(1).values  # [N, K]; ascending keeps the order of the pairs
+def _try_shortlist(u: Tensor, v: Tensor, matters: Tensor, K: int) -> tuple[Tensor, Tensor]:
+    """`_try_all_pairs` of K pixels that include those that matter: bool [N, D], at most K a sample."""
+    # Sorted, because the order of the pairs decides between equal ones.
+    short = matters.to(u.dtype).topk(K, dim=1).indices.sort(1).values  # [N, K]
     F, pair = _try_all_pairs(u.gather(1, short), v.gather(1, short))
     return F, short.gather(1, pair)
 

@@ -1,4 +1,4 @@
-"""What an installed wheel must be able to do, with nothing of the checkout in reach. Run by itself, not by pytest."""
+"""What an installed wheel must be able to do, with nothing of the checkout in reach."""
 
 from pathlib import Path
 
