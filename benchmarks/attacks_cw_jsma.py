@@ -152,10 +152,12 @@ def bench_jsma(
 ) -> dict:  # fmt: skip
     """`n` images beside torchattacks: pairs, the same theta, gamma and targets; on CUDA also 1,000 of ours."""
     cuda = device == "cuda"
-    n = n or (8 if cuda else 30)
+    n = n or (8 if cuda else 60)
     model, many, labels = subject(device, model, x, y, 1000 if cuda else n)
     x, y = many[:n], labels[:n]
     D = x[0].numel()
+    # torchattacks takes ceil(gamma D / 2) pairs, we take at most gamma D pixels: a share where the two agree.
+    gamma = 2 * round(gamma * D / 2) / D * (1 - 1e-9)
     target = (y + 1) % 10  # torchattacks' own choice
     settings: dict[str, Any] = {"eps": theta, "pairs": True, "max_share": gamma, "steps": D}
     contenders: dict[str, Callable[[], Any]] = {
@@ -171,7 +173,7 @@ def bench_jsma(
     contenders["ours"]()  # the first call sets up what later ones share
     times, results = contest(contenders, rounds, device)
     out: dict = {"images": n, "theta": theta, "gamma": gamma, "pairs": True, "surface": "logits", "rounds": rounds}
-    print(f"jsma: {n} images of {tuple(x.shape[1:])}, pairs, theta {theta}, gamma {gamma}")
+    print(f"jsma: {n} images of {tuple(x.shape[1:])}, pairs, theta {theta}, gamma {gamma:.4f}")
     for name, column in times.items():
         x_adv = results[name].detach()
         with torch.no_grad():
