@@ -23,6 +23,7 @@ lint: .venv/test-ready
 
 # The peers the benchmarks run beside us. torchattacks asks for another torch, so it comes without its dependencies.
 bench: .venv/bench-ready
+	$(BIN)/python benchmarks/imports.py
 	$(BIN)/python benchmarks/means.py
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/head.py
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/training.py --device cpu

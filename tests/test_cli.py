@@ -1,20 +1,39 @@
 """The command line: what it prints, its exit codes, and one line for a user's mistake."""
 
+import contextlib
+import io
 import json
-import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from mmlda import cli
+
 
 def mmlda(*words, code=0):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
-    command = [sys.executable, "-m", "mmlda", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-    assert done.returncode == code, done.stderr
-    assert "Traceback" not in done.stderr
-    return done
+    """The command line in this process; what it printed."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit) as stop,
+    ):
+        patch.setattr(sys, "argv", ["mmlda", *map(str, words)])
+        cli.main()
+    assert (stop.value.code or 0) == code, err.getvalue()
+    return SimpleNamespace(stdout=out.getvalue(), stderr=err.getvalue())
+
+
+def test_as_a_program():
+    """A process of its own: exit code, one line, no traceback; nothing but the result on standard output."""
+    command = [sys.executable, "-m", "mmlda"]
+    good = subprocess.run([*command, "theory", "--json"], capture_output=True, text=True, timeout=120)
+    assert good.returncode == 0 and json.loads(good.stdout)["delta"] > 0 and good.stderr == ""
+    bad = subprocess.run([*command, "theory", "--C", "-1"], capture_output=True, text=True, timeout=120)
+    assert bad.returncode == 2 and bad.stderr.startswith("mmlda: ") and bad.stderr.count("\n") == 1
 
 
 @pytest.fixture(scope="module")

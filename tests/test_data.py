@@ -289,6 +289,12 @@ def test_floats_that_are_bytes_become_bytes(dtype):
     assert torch.equal(made.images, x)
 
 
+def test_tensors_with_a_gradient_are_taken_as_values():
+    x = torch.rand(10, 1, 4, 4, requires_grad=True)
+    train, test = data.load((x, torch.arange(10) % 2))
+    assert not train.images.requires_grad and len(train) + len(test) == 10
+
+
 def test_floats_that_are_not_keep_their_precision():
     x = torch.rand(4, 1, 3, 3)
     made = as_images((x, torch.arange(4)))

@@ -8,6 +8,7 @@ import textwrap
 
 import pytest
 import torch
+from safetensors.torch import load as load_bytes
 
 import mmlda
 from mmlda import checkpoints
@@ -172,6 +173,8 @@ def test_a_ray_cluster_of_two_workers_gives_the_same_files(tmp_path):
         a, b = here[name][0], there[name][0]
         assert {k: v for k, v in a.items() if k != "loss"} == {k: v for k, v in b.items() if k != "loss"}
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)  # workers may use another number of threads
+        mine, theirs = load_bytes(here[name][1]), load_bytes(there[name][1])
+        assert all(torch.allclose(mine[key], theirs[key], rtol=1e-3, atol=1e-4) for key in mine)
 
 
 def test_cross_validation_of_C(tmp_path):
@@ -187,6 +190,16 @@ def test_cross_validation_of_C(tmp_path):
     assert len(stamps) == 6
     assert cross_validate("digits", recipe, **settings) == table
     assert stamps == {p: p.stat().st_mtime_ns for p in tmp_path.glob("*.json")}
+
+
+def test_cross_validation_of_a_training_set_in_memory(digits):
+    small = digits[0].subset(slice(300))
+    recipe = Recipe(steps=8, optimizer="adam", lr=3e-3, batch_size=32)
+    table = cross_validate(small, recipe, C=[100.0], folds=2, show=False)
+    (row,) = table
+    assert row["C"] == 100.0 and len(row["errors"]) == 2 and 0 < row["mean"] < 95
+    with pytest.raises(ValueError, match="part = None"):
+        Job(name="x", model=SMALL, recipe=QUICK, data=small)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

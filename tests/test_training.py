@@ -120,8 +120,9 @@ def test_the_heads_other_losses(digits, loss):
 
 
 def test_any_module_trains_and_other_losses_ask_for_features(digits):
+    torch.manual_seed(0)
     net = mmlda.swap_head(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)), num_classes=10)
-    run = fit(net, digits[0], dataclasses.replace(QUICK, steps=60, lr=0.01), show=False)
+    run = fit(net, digits[0], dataclasses.replace(QUICK, steps=120, lr=0.01, milestones=()), show=False)
     assert run.accuracy > 0.8
     with pytest.raises(ValueError, match="loss = 'joint'"):
         fit(net, digits[0], dataclasses.replace(QUICK, loss="joint"), show=False)
@@ -284,6 +285,31 @@ def test_another_recipe_network_or_data_in_the_same_folder_is_refused(digits, tm
     with pytest.raises(ValueError, match=r"model\.priors"):
         train(digits[0], config=dict(SMALL, priors=[0.55] + [0.05] * 9), out=tmp_path)
     assert mmlda.load(tmp_path)
+
+
+def test_two_processes_do_not_train_in_one_folder(digits, tmp_path):
+    script = f"""
+        import mmlda, sys
+        from mmlda.models import build
+        from mmlda.recipes import Recipe
+        print("ready", flush=True)
+        mmlda.fit(build({SMALL!r}, seed=0), mmlda.data.load("digits")[0], Recipe(steps=10**6), out={str(tmp_path)!r})
+    """
+    other = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE,
+                             stderr=subprocess.DEVNULL)  # fmt: skip
+    try:
+        other.stdout.readline()
+        while not (tmp_path / "run.json").is_file():
+            time.sleep(0.05)
+        with pytest.raises(ValueError, match="another process is training there"):
+            train(digits[0], Recipe(steps=10**6), out=tmp_path)
+    finally:
+        other.kill()
+        other.wait()
+    (tmp_path / ".step-00000001.json.x.tmp").write_text("half")
+    with pytest.raises(ValueError, match="holds another run"):  # the dead one's lock is gone, its folder is not ours
+        train(digits[0], out=tmp_path)
+    assert not list(tmp_path.glob(".*.tmp"))
 
 
 @pytest.mark.parametrize("damage", ["truncated", "altered", "record", "step", "missing"])

@@ -251,7 +251,7 @@ def as_images(source: Any, classes: Sequence[str] | None = None, name: str = "")
         source = _stack(source)
     if not _is_arrays(source):
         raise ValueError(f"source is a {type(source).__name__}, expected a name, path, (x, y) or Dataset")
-    x, y = torch.as_tensor(source[0]), torch.as_tensor(source[1])
+    x, y = torch.as_tensor(source[0]).detach(), torch.as_tensor(source[1])
     if x.ndim == 3:
         x = x[:, None]  # [N, 1, H, W]
     if y.is_floating_point() or y.is_complex() or y.ndim != 1:

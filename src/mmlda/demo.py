@@ -110,7 +110,8 @@ def _picture(models: dict[str, Classifier], train: ImageData, test: ImageData) -
         axis.set(title=f"latent features, {TITLES[head]}", xticks=[], yticks=[])
     x, y = test.pixels(slice(5)), test.labels[:5]
     rows = [x, *(attacks.BIM(eps=0.2)(model, x, y).x_adv for model in models.values())]
-    picture = torch.cat([torch.cat(list(row[:, 0]), dim=1) for row in rows])  # [3 * 8, 5 * 8]
+    tiles = [nn.functional.pad(row[:, 0], (1, 1, 1, 1), value=1.0) for row in rows]  # [5, 10, 10], white edges
+    picture = torch.cat([torch.cat(list(row), dim=1) for row in tiles])
     axes[2].imshow(picture.numpy(), cmap="gray", vmin=0, vmax=1)
     axes[2].set(title="digits; BIM at 0.2 on SR and on MM-LDA", xticks=[], yticks=[])
     buffer = io.BytesIO()

@@ -12,6 +12,7 @@ import json
 import math
 import re
 import statistics
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from mmlda.evaluation import accuracy
 from mmlda.files import write_json, write_whole
 from mmlda.models import build
 from mmlda.progress import progress
-from mmlda.recipes import Recipe
+from mmlda.recipes import Recipe, network
 from mmlda.training import Options, Run, interruptible, sitting
 
 __all__ = ["Job", "cross_validate", "fit_many", "sweep"]
@@ -130,7 +131,7 @@ class Job:
         name: of its files.
         model: a config for `mmlda.models.build`.
         recipe: how to train.
-        data: a name or folder for `mmlda.data.load`.
+        data: a name or folder for `mmlda.data.load`, or a training set, of which `part` says what to measure on.
         part: which part of it: None for train and test as they are, ("fold", k, of, seed) for cross-validation on
             the training set, ("holdout", n, seed), or ("biased", (alpha, ...), seed) for both sets.
         root: where the data lies, on the machine the job runs on.
@@ -139,20 +140,22 @@ class Job:
     name: str
     model: dict[str, Any]
     recipe: Recipe
-    data: str
+    data: str | ImageData
     part: tuple[Any, ...] | None = None
     root: str | None = None
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[\w.=+-]+", self.name):
             raise ValueError(f"name = {self.name!r}: expected letters, digits and . _ = + - only, as it names files")
+        if not isinstance(self.data, str) and (self.part is None or self.part[0] == "biased"):
+            raise ValueError(f"part = {self.part!r}: expected a fold or a holdout of a training set that stands alone")
         kinds = {"fold": 4, "holdout": 3, "biased": 3}
         if self.part is not None and kinds.get(self.part[0]) != len(self.part):
             raise ValueError(f"part = {self.part!r}: expected None or one of {kinds}, with that many entries")
 
     def sets(self) -> tuple[ImageData, ImageData]:
         """What to train on, and what to measure on."""
-        train, test = datasets.load(self.data, self.root)
+        train, test = datasets.load(self.data, self.root) if isinstance(self.data, str) else (self.data, self.data)
         if self.part is None:
             return train, test
         kind, *values = self.part
@@ -208,7 +211,8 @@ def _record(job: Job, run: Run, train: ImageData, test: ImageData, device: str) 
 
 def _about(job: Job) -> dict[str, Any]:
     """The job itself as JSON; without `root`, which is a matter of the machine."""
-    value = dataclasses.asdict(job)
+    data = job.data if isinstance(job.data, str) else {"name": job.data.name, "sha256": job.data.digest()}
+    value = dataclasses.asdict(dataclasses.replace(job, data="")) | {"data": data}
     value.pop("root")
     return json.loads(json.dumps({"format": 1, **value}))
 
@@ -297,29 +301,39 @@ def _on_ray(jobs: list[Job], device: str, address: str) -> Iterable[dict[str, An
 
 
 def cross_validate(
-    data: str,
+    data: str | ImageData,
     recipe: Recipe,
     C: Sequence[float],
-    *,
-    model: dict[str, Any],
-    out: str | Path,
     folds: int = 5,
+    *,
+    model: dict[str, Any] | None = None,
+    out: str | Path | None = None,
     root: str | None = None,
     **where: Any,
 ) -> list[dict[str, Any]]:
     """Error against C on held-out folds of the training set (Fig. 5): one entry for each C, with its folds.
 
-    Resumable, as every sweep. `where` is passed on to `sweep`: device, at_once, ray, show.
+    Args:
+        data: a name or folder for `mmlda.data.load`, or a training set.
+        model: a config for `mmlda.models.build`; by default the paper's network for images of this size.
+        out: folder of the sweep, which makes it resumable; without it everything is done in one go.
+        where: passed on to `sweep`: device, at_once, ray, show.
     """
     if folds < 2:
         raise ValueError(f"folds = {folds}: expected at least 2")
+    if model is None:
+        train = datasets.load(data, root)[0] if isinstance(data, str) else data
+        size = {"channels": train.shape[0], "num_classes": train.num_classes}
+        model = {**network("mmlda", "digits" if min(train.shape[1:]) < 16 else "mnist"), **size}
     jobs = [
-        Job(name=f"C={c:g}-fold={k}", model={**model, "head": "mmlda", "C": float(c)}, recipe=recipe, data=data,
+        Job(name=f"C={c!r}-fold={k}", model={**model, "head": "mmlda", "C": c}, recipe=recipe, data=data,
             part=("fold", k, folds, recipe.seed), root=root)
-        for c in C
+        for c in map(float, C)
         for k in range(folds)
     ]  # fmt: skip
-    records = iter(sweep(jobs, out, **where))
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory()) if out is None else out
+        records = iter(sweep(jobs, folder, **where))
     table = []
     for c in C:
         errors = [100 * (1 - next(records)["accuracy"]) for _ in range(folds)]

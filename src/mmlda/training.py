@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from filelock import FileLock, Timeout
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -134,9 +135,11 @@ def sitting(
     model.to(device)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if out is not None:
+        lock = _lock(out)
         _open(run, data, device)
         if (finished := checkpoints.final(out)) is not None:
             _reload(run, finished)
+            lock.release()
             return
     model.train()
     batches = Batches(data, recipe, device)
@@ -195,8 +198,10 @@ def sitting(
     run.step = step
     model.eval()
     fast_convolutions(model, False)
-    if out is not None and share()[0] == 0:
-        checkpoints.save_tensors(out / "model.safetensors", model.state_dict())
+    if out is not None:
+        if share()[0] == 0:
+            checkpoints.save_tensors(out / "model.safetensors", model.state_dict())
+        lock.release()
 
 
 def _device(model: nn.Module, options: Options) -> torch.device:
@@ -246,7 +251,7 @@ def interruptible() -> Iterator[threading.Event]:
 
 
 def describe(model: nn.Module, data: ImageData, recipe: Recipe) -> dict[str, Any]:
-    """What decides a run's result, as JSON: two runs with the same description may share a folder."""
+    """What decides a run's result but for the weights it starts from, as JSON: a folder is for one such description."""
     try:
         config = model.config
     except (AttributeError, ValueError):
@@ -258,6 +263,19 @@ def describe(model: nn.Module, data: ImageData, recipe: Recipe) -> dict[str, Any
         "processes": share()[1],
     }
     return json.loads(json.dumps(value))  # tuples as lists, as they come back from the file
+
+
+def _lock(out: Path) -> FileLock:
+    """Keep the folder to this process for as long as it trains there; a kill gives it back."""
+    out.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(out / f".lock-{share()[0]}")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ValueError(f"out = {str(out)!r}: another process is training there; expected a free folder") from None
+    for stray in out.glob(".*.tmp"):  # of a process that was killed
+        stray.unlink(missing_ok=True)
+    return lock
 
 
 def _open(run: Run, data: ImageData, device: torch.device) -> None:
