@@ -40,10 +40,10 @@ __all__ = ["CarliniWagner"]
 
 _BETA_1, _BETA_2, _TINY = 0.9, 0.999, 1e-8  # Adam's
 _SHRINK = 1e-4  # atanh is infinite at the end of the range
-_PROGRESS = 1e-3  # a loss that has not fallen by this share ...
-_PATIENCE = 30  # ... in a thirtieth of the steps, and in as many iterations at least, stands still
+_PROGRESS = 3e-4  # a loss that has not fallen by this share within the patience stands still
+_PATIENCE = (30, 200)  # iterations: a thirtieth of the steps, but not less nor more than this
 _DROP = 0.2  # of the rate at a standstill
-_ROUGH = 0.03  # a rate is too high if the loss is this share above its lowest on average
+_ROUGH = 0.01  # a rate is too high if the loss is this share above its lowest on average
 _MOST_DROPS = 6
 _ROUNDINGS = 8  # a margin of fewer roundings than this may be the other way round in another batch
 
@@ -103,8 +103,8 @@ class CarliniWagner(Attack):
         steps: most iterations of a search.
         rate: Adam's, in units of w.
         initial_c: of the first search; 10 times that of the last one until one crosses, bisected from then on.
-        abort: end a search when, after the rate has dropped, its loss has fallen by less than 0.1% in a thirtieth
-            of `steps` and is steady. Without, every search takes all `steps`.
+        abort: end a search when, after the rate has dropped, its loss is steady and has fallen by less than 0.03%
+            in a thirtieth of `steps` (in 30 to 200 iterations). Without, every search takes all `steps`.
         batch_size: most searches under way at a time; None for as many as there are images.
 
     >>> x, y = torch.tensor([[0.6, 0.4]]), torch.tensor([0])
@@ -278,7 +278,7 @@ class CarliniWagner(Attack):
         fell = rows.anchor.isinf() | (rows.anchor - rows.low > _PROGRESS * rows.anchor.abs())
         rows.anchor = torch.where(fell, rows.low, rows.anchor)
         rows.since = torch.where(fell, rows.t, rows.since)
-        still = rows.t - rows.since >= max(_PATIENCE, T // _PATIENCE)
+        still = rows.t - rows.since >= min(max(T // 30, _PATIENCE[0]), _PATIENCE[1])
         rough = rows.total / K - rows.low > _ROUGH * rows.low.abs()
         drop = still & ((rows.rate == self.rate) | rough) & (rows.rate > self.rate * _DROP**_MOST_DROPS)
         end = rows.t >= T

@@ -27,9 +27,9 @@ class WorstCase(Attack):
     The standard list, each with the `eps` and `norm` given here:
 
     1. APGD on the cross-entropy, 100 steps;
-    2. APGD on the margin, 100 steps, which does not stand still where the cross-entropy is saturated;
+    2. APGD on the margin, 3 runs of 100 steps: it does not stand still where the cross-entropy is saturated;
     3. APGD on the targeted DLR loss (on the targeted margin with 2 or 3 classes), 9 targets of 100 steps;
-    4. FAB, 9 targets of 50 steps;
+    4. FAB, 9 targets of 20 steps;
     5. Square, 1,000 queries, which uses no gradient;
 
     and, after the first two, APGD on each of `losses`. A broken sample's `x_adv` is where it broke; one that
@@ -63,15 +63,17 @@ class WorstCase(Attack):
         """The attacks in the order they are run."""
         if self.attacks is not None:
             return tuple(self.attacks)
-        ball: dict[str, Any] = {"eps": self.eps, "norm": self.norm, "bounds": self.bounds, "seed": self.seed}
-        return (
-            APGD(**ball),
-            APGD(loss="margin", **ball),
-            *(APGD(loss=loss, **ball) for loss in self.losses),
-            APGD(loss="dlr", target="every", **ball),
-            FAB(steps=50, **ball),
-            Square(queries=1000, **ball),
-        )
+        makers: list[tuple[type[Attack], dict[str, Any]]] = [
+            (APGD, {}),
+            (APGD, {"loss": "margin", "restarts": 3}),
+            *((APGD, {"loss": loss}) for loss in self.losses),
+            (APGD, {"loss": "dlr", "target": "every"}),
+            (FAB, {"steps": 20}),
+            (Square, {"queries": 1000}),
+        ]
+        ball: dict[str, Any] = {"eps": self.eps, "norm": self.norm, "bounds": self.bounds}
+        # A seed each, so that a sample is not tried from the same random point again.
+        return tuple(kind(seed=self.seed + i, **ball, **own) for i, (kind, own) in enumerate(makers))
 
     def attack(
         self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor
