@@ -3,7 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 # One thread a process: these networks are small, and threads that wait for each other cost more than they bring.
 export OMP_NUM_THREADS ?= 1
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+# In the environment the pins also hold for what builds the package.
+PIP := PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check
 
 .PHONY: demo test test-long lint bench clean
 
