@@ -266,7 +266,7 @@ def main() -> None:
     if unknown := set(wanted) - set(PARTS):
         parser.error(f"--only {sorted(unknown)}: expected some of {', '.join(PARTS)}")
 
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
+    settings = {k: v for k, v in vars(args).items() if k != "out"}
     versions = {"mmlda": mmlda.__version__, "torch": torch.__version__, "python": platform.python_version()}
     for peer in ("torchattacks", "foolbox", "pyautoattack"):
         if importlib.util.find_spec(peer):

@@ -5,7 +5,7 @@
 
 On the CPU the network is a small one on scikit-learn's digits enlarged to 28 x 28. On CUDA it is a Resnet-32, and
 there are two more measurements, ours alone: 1,000 images at the paper's budget of 9 x 10,000 iterations, and 1,000
-images in one call of pairwise JSMA under a limit of 4 GiB. Only images that the network gets right are used.
+images in one call of JSMA within 4 GiB of reserved memory. Only images that the network gets right are used.
 Distortions are means over the images that both have broken.
 """
 
@@ -196,7 +196,8 @@ def bench_jsma(
         for pairs in (False, True):
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-            settings = {"eps": theta, "pairs": pairs, "max_share": gamma, "memory_limit": 3 * GIB}
+            # The limit is on activations. Capturing a graph reserves about as much again, and all of it counts.
+            settings = {"eps": theta, "pairs": pairs, "max_share": gamma, "memory_limit": int(1.75 * GIB)}
             seconds, result = timed(lambda: JSMA(**settings)(model, many, labels, target=target), device)  # noqa: B023
             row = {
                 "images": len(many), "seconds": seconds, "success": result.success.double().mean().item(),
@@ -239,7 +240,7 @@ def main() -> None:
         if importlib.util.find_spec(peer):
             versions[peer] = importlib.metadata.version(peer)
     device = torch.cuda.get_device_name() if args.device == "cuda" else platform.processor() or platform.machine()
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
+    settings = {k: v for k, v in vars(args).items() if k != "out"}
     report: dict = {
         "benchmark": "attacks_cw_jsma", "versions": versions, "device": device,
         "threads": torch.get_num_threads(), "seed": 0, "settings": settings,
