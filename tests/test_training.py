@@ -134,6 +134,14 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others(digits):
     assert same(a, b) and not same(a, c)
 
 
+def test_bfloat16_on_the_cpu_learns_and_is_not_float32(digits):
+    recipe = dataclasses.replace(QUICK, steps=150, lr=5e-3, milestones=())
+    mixed, run = train(digits[0], recipe, amp=True)
+    single, _ = train(digits[0], recipe)
+    assert run.accuracy > 0.9 and not same(mixed, single)
+    assert all(tensor.dtype != torch.bfloat16 for tensor in mixed.values())
+
+
 def test_dropout_is_part_of_the_seed_and_the_callers_generator_is_not_moved(digits):
     class Net(torch.nn.Sequential): ...
 

@@ -140,6 +140,7 @@ def train(
     device: Device = None,
     eager: Annotated[bool, typer.Option(help="Neither compile nor capture the step on CUDA.")] = False,
     deterministic: Annotated[bool, typer.Option(help="The same bits for the same seed on CUDA; slower.")] = False,
+    amp: Annotated[bool | None, typer.Option(help="bfloat16 with a float32 loss; on CUDA by default.")] = None,
     tensorboard: Annotated[bool, typer.Option(help="Also write TensorBoard's event files.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -177,9 +178,8 @@ def train(
         net = mmlda.models.build(
             {**network(head, data), **size, **_settings(model or [], "--model")}, seed=chosen.seed
         )
-    run = mmlda.fit(
-        net, train_set, chosen, out=out, device=place, eager=eager, deterministic=deterministic, tensorboard=tensorboard
-    )
+    options: dict[str, Any] = {"eager": eager, "deterministic": deterministic, "amp": amp, "tensorboard": tensorboard}
+    run = mmlda.fit(net, train_set, chosen, out=out, device=place, **options)
     if not dist.is_initialized() or dist.get_rank() == 0:
         result = mmlda.accuracy(net, test_set, device=place)
         if as_json:
