@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mmlda import checkpoints
+from mmlda import checkpoints, training
 
 COMMON = ["--data", "digits", "--head", "softmax", "--recipe", "digits-sr", "--steps", "40", "--device", "cpu",
           "--set", "batch_size=64", "--set", "lr=0.2", "--model", "width=8"]  # fmt: skip
@@ -42,6 +42,15 @@ def test_without_batch_norm_two_processes_are_one(tmp_path):
     _, start = run(tmp_path / "start", "--model", "batch_norm=false", "--set", "steps=1")
     assert not parameters_agree(one, start, 0.01)  # they did move
     assert abs(result["loss"] - again["loss"]) < 1e-4
+
+
+@pytest.mark.parametrize("rank, kept", [(0, False), (1, True)])
+def test_only_the_process_that_writes_clears_up_what_a_killed_one_left(tmp_path, monkeypatch, rank, kept):
+    stray = tmp_path / ".run.json.abc.tmp"  # or the first process is writing it this very moment
+    stray.touch()
+    monkeypatch.setattr(training, "share", lambda: (rank, 2))
+    training._lock(tmp_path).release()
+    assert stray.exists() == kept
 
 
 @pytest.mark.long

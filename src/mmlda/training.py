@@ -273,8 +273,9 @@ def _lock(out: Path) -> FileLock:
         lock.acquire(timeout=0)
     except Timeout:
         raise ValueError(f"out = {str(out)!r}: another process is training there; expected a free folder") from None
-    for stray in out.glob(".*.tmp"):  # of a process that was killed
-        stray.unlink(missing_ok=True)
+    if share()[0] == 0:  # the one process that writes here: no other knows which files are still being written
+        for stray in out.glob(".*.tmp"):  # of a process that was killed
+            stray.unlink(missing_ok=True)
     return lock
 
 
