@@ -1,0 +1,88 @@
+"""Results: whole or not at all, checked on reading, and readable by later code."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from scipy.stats import binomtest
+
+from mmlda import results
+from mmlda.results import Result, load_all, wilson
+
+FULL = {"name": "table2-x", "kind": "table2", "what": "accuracy under BIM", "cell": {"data": "mnist", "eps": 0.04},
+        "value": 12.5, "unit": "%", "interval": (10.0, 15.0), "paper": 87.9, "n": 100, "seed": 0,
+        "numbers": {"zero_gradient": 0.0}, "series": {"x": [1, 2]}}  # fmt: skip
+
+
+def test_a_result_comes_back_as_it_was_with_its_outcomes(tmp_path):
+    saved = Result(**FULL).save(tmp_path, b"some bytes")
+    again = Result.load(tmp_path / "table2-x.json")
+    assert again == saved and again.read_outcomes(tmp_path) == b"some bytes"
+    assert again.interval == (10.0, 15.0) and again.difference == 12.5 - 87.9
+    assert load_all(tmp_path) == [saved]
+
+
+def test_altered_missing_and_foreign_outcomes_are_refused(tmp_path):
+    saved = Result(**FULL).save(tmp_path, b"some bytes")
+    (tmp_path / "table2-x.safetensors").write_bytes(b"some bytez")
+    with pytest.raises(ValueError, match="altered"):
+        saved.read_outcomes(tmp_path)
+    (tmp_path / "table2-x.safetensors").unlink()
+    with pytest.raises(ValueError, match="missing"):
+        saved.read_outcomes(tmp_path)
+    elsewhere = Result(**FULL, outcomes={"file": "../secret", "sha256": "0" * 64})
+    with pytest.raises(ValueError, match="beside"):
+        elsewhere.read_outcomes(tmp_path)
+    with pytest.raises(ValueError, match="expected a result with outcomes"):
+        Result(**FULL).read_outcomes(tmp_path)
+
+
+def test_old_files_still_load_and_newer_ones_are_refused(tmp_path):
+    path = tmp_path / "old.json"
+    old = {"schema": 1, "name": "old", "kind": "table1", "what": "test error", "cell": {}, "value": 0.4}
+    path.write_text(json.dumps({**old, "a_field_since_removed": 1}))
+    assert Result.load(path).value == 0.4
+    path.write_text(json.dumps({**old, "schema": results.SCHEMA + 1}))
+    with pytest.raises(ValueError, match="newer mmlda"):
+        Result.load(path)
+    path.write_text(json.dumps({"schema": 1, "name": "old", "kind": "table1"}))
+    with pytest.raises(ValueError, match="what is missing"):
+        Result.load(path)
+    path.write_text('{"schema": 1')
+    with pytest.raises(ValueError, match="JSON"):
+        Result.load(path)
+
+
+def test_load_all_leaves_other_json_files_alone_and_names_a_bad_folder(tmp_path):
+    (tmp_path / "other.json").write_text('{"name": "x"}')
+    (tmp_path / "broken.json").write_text("{")
+    Result(**FULL).save(tmp_path / "below")
+    assert [r.name for r in load_all(tmp_path)] == ["table2-x"]
+    with pytest.raises(ValueError, match="nowhere"):
+        load_all(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("change", [{"name": "../x"}, {"name": ".x"}, {"name": ""}, {"value": float("nan")}])
+def test_bad_values_are_refused(change):
+    with pytest.raises(ValueError, match=next(iter(change))):
+        Result(**{**FULL, **change})
+
+
+@pytest.mark.parametrize("k, n", [(0, 10), (3, 10), (10, 10), (9_130, 10_000), (1, 1)])
+def test_wilson_is_scipys(k, n):
+    expected = binomtest(k, n).proportion_ci(method="wilson")
+    assert wilson(k, n) == pytest.approx((expected.low, expected.high), abs=1e-12)
+
+
+@pytest.mark.parametrize("k, n", [(-1, 3), (4, 3), (0, 0)])
+def test_wilson_refuses_what_is_no_share(k, n):
+    with pytest.raises(ValueError, match="expected 0 <="):
+        wilson(k, n)
+
+
+def test_only_the_standard_library_is_needed():
+    code = ("import sys; sys.modules['torch'] = sys.modules['numpy'] = None\n"
+            "import types; p = types.ModuleType('mmlda'); p.__path__ = [sys.argv[1]]; sys.modules['mmlda'] = p\n"
+            "import mmlda.results")  # fmt: skip
+    subprocess.run([sys.executable, "-c", code, str(results.Path(results.__file__).parent)], check=True)
