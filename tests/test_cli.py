@@ -55,11 +55,11 @@ def test_attack_prints_and_leaves_its_files(run, tmp_path):
     done = mmlda("attack", folder, "--attack", "pgd", "--eps", 0.15, "--n", 80, "--out", tmp_path / "a", "--json",
                  "--set", "steps=10")  # fmt: skip
     result = json.loads(done.stdout)
-    assert result["robust_accuracy"] < clean["accuracy"] - 0.2 and result["settings"]["steps"] == 10
+    assert result["value"] < 100 * clean["accuracy"] - 20 and result["attack"]["settings"]["steps"] == 10
     assert (tmp_path / "a" / "result.json").is_file() and (tmp_path / "a" / "examples.png").is_file()
     words = mmlda("attack", folder, "--attack", "pgd", "--eps", 0.15, "--n", 80, "--out", tmp_path / "a",
                   "--set", "steps=10").stdout  # fmt: skip
-    assert f"{100 * result['robust_accuracy']:.2f}% under attack" in words
+    assert f"{result['value']:.2f}% under attack" in words
 
 
 def test_fine_tuning_from_a_run(run, tmp_path):

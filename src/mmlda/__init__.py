@@ -17,7 +17,7 @@ torch.Size([360, 1, 8, 8])
 from mmlda import attacks, data, models, recipes, theory
 from mmlda._version import __version__
 from mmlda.distribution import MaxMahalanobisDistribution
-from mmlda.evaluation import accuracy
+from mmlda.evaluation import accuracy, evaluate
 from mmlda.head import MaxMahalanobisHead, SoftmaxHead, latent_fit
 from mmlda.means import cosine_bound, generate_opt_means, max_cosine, separated_means
 from mmlda.models import Classifier, swap_head
@@ -40,6 +40,7 @@ __all__ = [
     "cosine_bound",
     "cross_validate",
     "data",
+    "evaluate",
     "fit",
     "fit_many",
     "generate_opt_means",

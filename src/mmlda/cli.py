@@ -230,18 +230,19 @@ def attack(
         raise ValueError(f"{kind.__name__} needs --{required[0]}: expected a value")
     place = _pick(device)
     net, test = mmlda.load(model, device=place), mmlda.data.load(data, root)[1]
-    summary = attack_images(net, test, kind(**settings), out=out, n=n, chunk=chunk, device=place)
+    found = attack_images(net, test, kind(**settings), out=out, n=n, chunk=chunk, name=model, device=place)
     if as_json:
-        print(json.dumps(summary))
+        print(json.dumps(dataclasses.asdict(found)))
         return
-    clean, robust = 100 * summary["clean_accuracy"], 100 * summary["robust_accuracy"]
-    print(f"{summary['attack']} on {summary['n']} images of {summary['data']}: "
-          f"accuracy {clean:.2f}% clean, {robust:.2f}% under attack")  # fmt: skip
-    if summary["mean_l2"] is not None:
-        print(f"broken images moved by L-infinity {summary['mean_linf']:.4f}, L2 {summary['mean_l2']:.4f}, "
-              f"distortion {summary['mean_distortion']:.3f} (means)")  # fmt: skip
-    if summary["zero_gradient"]:
-        print(f"at {100 * summary['zero_gradient']:.1f}% of the images the gradient was exactly zero: "
+    numbers, (low, high) = found.numbers, found.interval or (0.0, 0.0)
+    print(f"{found.cell['attack']} on {found.n} images of {found.cell['data']}: accuracy "
+          f"{100 * numbers['clean_accuracy']:.2f}% clean, {found.value:.2f}% under attack "  # type: ignore[operator]
+          f"(95% interval {low:.2f} to {high:.2f})")  # fmt: skip
+    if numbers["mean_l2"] is not None:
+        print(f"broken images moved by L-infinity {numbers['mean_linf']:.4f}, L2 {numbers['mean_l2']:.4f}, "
+              f"distortion {numbers['mean_distortion']:.3f} (means)")  # fmt: skip
+    if numbers["zero_gradient"]:
+        print(f"at {100 * numbers['zero_gradient']:.1f}% of the images the gradient was exactly zero: "
               "the attack was blind there, which is not robustness; try --set loss=margin")  # fmt: skip
     print(f"{out / 'result.json'}, {out / 'examples.png'}")
 

@@ -1,4 +1,4 @@
-"""How good a network is on data: accuracy overall, by class and balanced; and what an attack leaves of it."""
+"""How good a network is on data: accuracy overall, by class and balanced; and what attacks leave of it."""
 
 from __future__ import annotations
 
@@ -6,22 +6,37 @@ import dataclasses
 import hashlib
 import json
 import math
+import tempfile
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mmlda.attacks import Attack
+from mmlda.calibration import calibration_error, fit_temperature
 from mmlda.checkpoints import packed, save_tensors, versions
 from mmlda.data import ImageData
 from mmlda.files import write_json
 from mmlda.progress import progress
+from mmlda.results import Result, code_version, wilson
 
-__all__ = ["Accuracy", "accuracy", "attack_images", "predictions"]
+__all__ = [
+    "Accuracy",
+    "Evaluation",
+    "accuracy",
+    "attack_images",
+    "describe_attack",
+    "evaluate",
+    "predictions",
+    "provenance",
+]
 
 
 @dataclass(frozen=True)
@@ -40,21 +55,31 @@ class Accuracy:
 
 
 @torch.no_grad()
-def predictions(
-    model: nn.Module, data: ImageData, *, device: torch.device | str | None = None, batch_size: int = 1000
-) -> Tensor:
-    """The predicted classes [N], on the CPU; the model is in eval mode meanwhile."""
-    first = next(model.parameters(), None)
-    device = torch.device(device) if device is not None else first.device if first is not None else data.device
+def _logits(model: nn.Module, data: ImageData, device: torch.device | str | None, batch_size: int = 1000) -> Tensor:
+    """The logits [N, L], on the CPU; the model is in eval mode meanwhile."""
+    place = _place(model, device)
     training = [module for module in model.modules() if module.training]
-    model.eval().to(device)
+    model.eval().to(place)
     try:
-        parts = [model(data.pixels(rows).to(device)).argmax(1)
+        parts = [model(data.pixels(rows).to(place))
                  for rows in torch.arange(len(data), device=data.device).split(batch_size)]  # fmt: skip
     finally:
         for module in training:
             module.training = True
     return torch.cat(parts).cpu()
+
+
+def _place(model: nn.Module, device: torch.device | str | None) -> torch.device:
+    """The device asked for, or the one the model is on."""
+    first = next(model.parameters(), None)
+    return torch.device(device) if device is not None else first.device if first is not None else torch.device("cpu")
+
+
+def predictions(
+    model: nn.Module, data: ImageData, *, device: torch.device | str | None = None, batch_size: int = 1000
+) -> Tensor:
+    """The predicted classes [N], on the CPU; the model is in eval mode meanwhile."""
+    return _logits(model, data, device, batch_size).argmax(1)
 
 
 def accuracy(
@@ -69,12 +94,200 @@ def accuracy(
     >>> round(result.accuracy, 3), result.balanced, result.per_class
     (0.667, 0.5, (0.0, 1.0))
     """
-    labels = data.labels.cpu()
-    right = (predictions(model, data, device=device, batch_size=batch_size) == labels).double()
-    counts = torch.bincount(labels, minlength=data.num_classes).double()
-    per_class = torch.bincount(labels, right, minlength=data.num_classes) / counts  # [L], NaN for 0 / 0
-    return Accuracy(right.mean().item(), per_class[counts > 0].mean().item(), tuple(per_class.tolist()), len(data))
+    guess = predictions(model, data, device=device, batch_size=batch_size)
+    return _accuracy(guess, data.labels.cpu(), data.num_classes)
 
+
+def _accuracy(guess: Tensor, labels: Tensor, num_classes: int) -> Accuracy:
+    right = (guess == labels).double()
+    counts = torch.bincount(labels, minlength=num_classes).double()
+    per_class = torch.bincount(labels, right, minlength=num_classes) / counts  # [L], NaN for 0 / 0
+    return Accuracy(right.mean().item(), per_class[counts > 0].mean().item(), tuple(per_class.tolist()), len(labels))
+
+
+# --------------------------------------------------------------------------------------------------- evaluation
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What `evaluate` found: one result for the clean images, one for each attack. Printed, it is a table."""
+
+    clean: Result
+    attacks: tuple[Result, ...]
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        return (self.clean, *self.attacks)
+
+    def __str__(self) -> str:
+        text = [f"{'':24s} {'accuracy (%)':>12s}  {'95% interval':>16s}  {'median L2':>9s}  {'median L-inf':>12s}"]
+        for result in self.results:
+            low, high = result.interval or (math.nan, math.nan)
+            name = " ".join(str(result.cell[key]) for key in ("attack", "eps") if key in result.cell) or "clean"
+            line = f"{name:24s} {result.value:12.2f}  {low:7.2f} .. {high:5.2f}"
+            for key, width in (("median_l2", 9), ("median_linf", 12)):
+                value = result.numbers.get(key)
+                line += f"  {value:{width}.4f}" if value is not None else ""
+            text.append(line)
+        numbers = self.clean.numbers
+        text.append(f"balanced accuracy {numbers['balanced_accuracy']:.4f}, negative log-likelihood "
+                    f"{numbers['nll']:.4f}, calibration error {numbers['ece']:.4f}")  # fmt: skip
+        if "temperature" in numbers:
+            text.append(f"at temperature {numbers['temperature']:.3f}: negative log-likelihood "
+                        f"{numbers['nll_scaled']:.4f}, calibration error {numbers['ece_scaled']:.4f}")  # fmt: skip
+        return "\n".join(text)
+
+
+def evaluate(
+    model: nn.Module,
+    data: ImageData,
+    attacks: Sequence[Attack] = (),
+    *,
+    n: int | None = None,
+    out: str | Path | None = None,
+    chunk: int = 500,
+    temperature: ImageData | None = None,
+    name: str = "",
+    device: torch.device | str | None = None,
+    show: bool = True,
+) -> Evaluation:
+    """Clean and robust accuracy with 95% intervals, distances, and calibration.
+
+    Args:
+        n: the first n images; all by default.
+        out: folder for the results; an evaluation that was stopped, however hard, goes on there, and finished chunks
+            of images are not done again.
+        chunk: images at a time.
+        temperature: images to fit a temperature on, for calibration after scaling; not the ones measured on.
+        name: the network's, for the results.
+
+    >>> import mmlda
+    >>> test = mmlda.data.load("digits")[1]
+    >>> model = mmlda.models.build({"backbone": "conv_net", "head": "softmax"}, seed=0).eval()
+    >>> found = evaluate(model, test, [mmlda.attacks.FGSM(eps=0.1)], n=50, show=False)
+    >>> found.clean.n, found.attacks[0].cell["attack"]
+    (50, 'FGSM')
+    """
+    part = data.subset(slice(_number(n, len(data))))
+    _positive("chunk", chunk)
+    place = _place(model, device)
+    slugs = [_slug(attack) for attack in attacks]
+    if len(set(slugs)) != len(slugs):
+        raise ValueError("attacks has the same attack with the same settings twice: expected each once")
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()) if out is None else out)
+        clean = _clean(model, part, folder, chunk, temperature, name, place, show)
+        found = []
+        for attack, slug in zip(attacks, slugs):
+            own = folder / slug
+            result = attack_images(model, part, attack, out=own, chunk=chunk, name=name, device=place, show=show)
+            found.append(dataclasses.replace(result, name=slug).save(folder, result.read_outcomes(own)))
+    return Evaluation(clean, tuple(found))
+
+
+def _number(n: int | None, most: int) -> int:
+    if n is not None and not 1 <= n <= most:
+        raise ValueError(f"n = {n}: expected 1 to {most}, the number of images")
+    return most if n is None else n
+
+
+def _positive(name: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{name} = {value}: expected at least 1")
+
+
+def _slug(attack: Attack) -> str:
+    """A folder's name for an attack: readable, and another one for other settings."""
+    about = describe_attack(attack)
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:8]
+    eps = about["settings"].get("eps")
+    return "-".join([about["name"].lower(), *([f"{eps:g}"] if isinstance(eps, int | float) else []), digest])
+
+
+def _clean(
+    model: nn.Module,
+    data: ImageData,
+    folder: Path,
+    chunk: int,
+    temperature: ImageData | None,
+    name: str,
+    place: torch.device,
+    show: bool,
+) -> Result:
+    about, chunks = provenance(model, data, place, name), folder / "clean"
+    _claim(chunks, {"data": about["data"], "network": about["network"]["sha256"], "chunk": chunk})
+    starts, begin = range(0, len(data), chunk), time.perf_counter()
+    with progress("clean images", len(data), unit="images", every=10.0, show=show) as report:
+        for start in starts:
+            if not _chunk(chunks, start).is_file():
+                rows = data.subset(slice(start, start + chunk))
+                save_tensors(_chunk(chunks, start), {"logits": _logits(model, rows, place)})
+            report(min(start + chunk, len(data)))
+    z = torch.cat([load_file(_chunk(chunks, start))["logits"] for start in starts]).double()
+    labels, p = data.labels.cpu(), z.softmax(1)
+    shares = _accuracy(z.argmax(1), labels, data.num_classes)
+    numbers = {
+        "balanced_accuracy": shares.balanced,
+        "nll": F.cross_entropy(z, labels).item(),
+        "ece": calibration_error(p, labels),
+    }
+    if temperature is not None:
+        t = fit_temperature(_logits(model, temperature, place), temperature.labels.cpu())
+        numbers |= {
+            "temperature": t,
+            "nll_scaled": F.cross_entropy(z / t, labels).item(),
+            "ece_scaled": calibration_error((z / t).softmax(1), labels),
+        }
+    low, high = wilson(round(shares.accuracy * len(data)), len(data))
+    result = Result(
+        name="clean",
+        kind="evaluation",
+        what=f"accuracy on {len(data)} images of {data.name or 'the data'}",
+        cell={"data": data.name, "model": name},
+        value=100 * shares.accuracy,
+        unit="%",
+        interval=(100 * low, 100 * high),
+        n=len(data),
+        seconds=time.perf_counter() - begin,
+        numbers={key: value if math.isfinite(value) else None for key, value in numbers.items()},
+        series={
+            "per_class": [value if math.isfinite(value) else None for value in shares.per_class],
+            "classes": list(data.classes),
+        },
+        **about,
+    )
+    return result.save(folder, packed({"clean": _small(z.argmax(1)), "confidence": p.amax(1).half()}))
+
+
+def provenance(model: nn.Module, data: ImageData, place: torch.device, name: str = "") -> dict[str, Any]:
+    """Where a result came from, as fields of `Result`: data, network, device, versions, commit."""
+    return {
+        "data": {"name": data.name, "images": len(data), "sha256": data.digest()},
+        "network": {"name": name, "sha256": hashlib.sha256(packed(model.state_dict())).hexdigest()},
+        "device": versions(place)["device"],
+        "versions": versions(place),
+        "commit": code_version(),
+    }
+
+
+def _small(classes: Tensor) -> Tensor:
+    """Classes in as few bytes as hold them."""
+    return classes.to(torch.uint8 if int(classes.max()) < 256 else torch.int32)
+
+
+def _claim(folder: Path, about: dict[str, Any]) -> None:
+    """Keep a folder of chunks to one piece of work; a ValueError where it holds another."""
+    path, about = folder / "work.json", json.loads(json.dumps(about))
+    if path.is_file():
+        there = json.loads(path.read_text())
+        if changed := sorted(key for key in about if there.get(key) != about[key]):
+            what = f"with other {', '.join(changed)}; choose another folder"
+            raise ValueError(f"out = {str(folder)!r} holds other work, {what}")
+        return
+    write_json(path, about)
+
+
+# --------------------------------------------------------------------------------------------------- attacks
 
 OUTCOMES = ("success", "prediction", "linf", "l2", "distortion", "steps")
 
@@ -87,28 +300,25 @@ def attack_images(
     out: str | Path,
     n: int | None = None,
     chunk: int = 500,
+    name: str = "",
     device: torch.device | str | None = None,
     show: bool = True,
-) -> dict[str, Any]:
-    """Attack the first `n` images, a chunk at a time; the summary, also in `out/result.json`.
+) -> Result:
+    """Attack the first `n` images, a chunk at a time; the result, also in `out/result.json`.
 
     Each finished chunk is a file of its own in `out`, with the adversarial images and what happened to each; a run
-    that was stopped goes on after the last of them. `out/examples.png` shows some. Noise belongs to an image's
-    place in the data, so the chunks' size changes nothing but rounding.
+    that was stopped goes on after the last of them. What happened to every image is in `out/result.safetensors`, and
+    `out/examples.png` shows some. Noise belongs to an image's place in the data, so the chunks' size changes nothing
+    but rounding.
     """
-    folder, n = Path(out), len(data) if n is None else n
-    if not 1 <= n <= len(data):
-        raise ValueError(f"n = {n}: expected 1 to {len(data)}, the number of images")
-    if chunk < 1:
-        raise ValueError(f"chunk = {chunk}: expected at least 1")
-    place = torch.device(device) if device is not None else next(model.parameters()).device
+    folder, n = Path(out), _number(n, len(data))
+    _positive("chunk", chunk)
+    place = _place(model, device)
     model.to(place)
-    about = _attack_settings(model, data, attack, n, chunk)
-    if (folder / "attack.json").is_file() and (there := json.loads((folder / "attack.json").read_text())) != about:
-        changed = sorted(key for key in about if there.get(key) != about[key])
-        what = f"with other {', '.join(changed)}; choose another folder"
-        raise ValueError(f"out = {str(folder)!r} holds another attack, {what}")
-    write_json(folder / "attack.json", about)
+    part = data.subset(slice(n))
+    about = {**provenance(model, part, place, name), "attack": describe_attack(attack)}
+    asked = {"attack": about["attack"], "data": about["data"], "network": about["network"]["sha256"], "chunk": chunk}
+    _claim(folder, asked)
     starts = range(0, n, chunk)
     missing = [start for start in starts if not _chunk(folder, start).is_file()]
     done = n - sum(min(chunk, n - start) for start in missing)
@@ -119,7 +329,7 @@ def attack_images(
             begin = time.perf_counter()
             clean = predictions(model, data.subset(rows), device=place)
             result = attack(model, x, y, index=rows.to(place))
-            values = {name: getattr(result, name) for name in OUTCOMES} | {"x_adv": result.x_adv, "clean": clean}
+            values = {key: getattr(result, key) for key in OUTCOMES} | {"x_adv": result.x_adv, "clean": clean}
             if result.zero_gradient is not None:
                 values["zero_gradient"] = torch.tensor(result.zero_gradient, dtype=torch.float64)
             values["seconds"] = torch.tensor(time.perf_counter() - begin, dtype=torch.float64)
@@ -127,51 +337,80 @@ def attack_images(
             done += len(rows)
             report(done, success=float(result.success.float().mean()))
     parts = [load_file(_chunk(folder, start)) for start in starts]
-    summary = {**about, **_summary(parts, data.labels[:n].cpu()), "versions": versions(place)}
-    write_json(folder / "result.json", summary)
+    joined = {key: torch.cat([one[key] for one in parts]) for key in (*OUTCOMES, "clean")}
+    zero = [float(one["zero_gradient"]) * len(one["success"]) for one in parts if "zero_gradient" in one]
+    right = joined["clean"] == part.labels.cpu()
+    held = int((right & ~joined["success"]).sum())
+    low, high = wilson(held, n)
+    eps = about["attack"]["settings"].get("eps")
+    found = Result(
+        name="result",
+        kind="evaluation",
+        what=f"accuracy under {type(attack).__name__} on {n} images of {data.name or 'the data'}",
+        cell={"data": data.name, "model": name, "attack": type(attack).__name__}
+        | ({} if eps is None else {"eps": eps}),
+        value=100 * held / n,
+        unit="%",
+        interval=(100 * low, 100 * high),
+        n=n,
+        seed=attack.seed,
+        seconds=sum(float(one["seconds"]) for one in parts),
+        numbers={**_summary(joined, right), "zero_gradient": sum(zero) / n if zero else None},
+        **about,
+    ).save(folder, packed(_compact(joined)))
     from mmlda.pictures import adversarial_examples
 
-    x_adv, clean, prediction = (torch.cat([part[name] for part in parts]) for name in ("x_adv", "clean", "prediction"))
-    adversarial_examples(folder / "examples.png", data.subset(slice(n)), x_adv, clean, prediction)
-    return summary
+    x_adv = torch.cat([one["x_adv"] for one in parts])
+    adversarial_examples(folder / "examples.png", part, x_adv, joined["clean"], joined["prediction"])
+    return found
 
 
 def _chunk(folder: Path, start: int) -> Path:
     return folder / f"images-{start:06d}.safetensors"
 
 
-def _attack_settings(model: nn.Module, data: ImageData, attack: Attack, n: int, chunk: int) -> dict[str, Any]:
-    """What decides the outcome, as JSON: attack, data and the very weights."""
-    settings = {key: value if value is None or isinstance(value, int | float | str | bool | tuple) else str(value)
-                for key, value in dataclasses.asdict(attack).items()}  # fmt: skip
-    value = {
-        "attack": type(attack).__name__,
-        "settings": settings,
-        "data": data.name,
-        "data_sha256": data.digest(),
-        "network_sha256": hashlib.sha256(packed(model.state_dict())).hexdigest(),
-        "n": n,
-        "chunk": chunk,
-    }
-    return json.loads(json.dumps(value))
+def adversarial_images(folder: str | Path) -> Tensor:
+    """The adversarial images that `attack_images` left in its folder, [N, C, H, W]."""
+    return torch.cat([load_file(path)["x_adv"] for path in sorted(Path(folder).glob("images-*.safetensors"))])
 
 
-def _summary(parts: list[dict[str, Tensor]], labels: Tensor) -> dict[str, Any]:
-    """Accuracy under attack over all images; distances over those that were right and were broken."""
-    joined = {name: torch.cat([part[name] for part in parts]) for name in (*OUTCOMES, "clean")}
-    right = joined["clean"] == labels
+def describe_attack(attack: Attack) -> dict[str, Any]:
+    """An attack as JSON: its name and every setting; functions by their names.
+
+    >>> from mmlda.attacks import BIM
+    >>> describe_attack(BIM(eps=0.04))["settings"]["eps"]
+    0.04
+    """
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Attack):
+            return describe_attack(value)
+        if isinstance(value, tuple | list):
+            return [plain(one) for one in value]
+        if value is None or isinstance(value, int | float | str | bool):
+            return value
+        return getattr(value, "__qualname__", None) or type(value).__qualname__  # an address would differ every time
+
+    settings = {field.name: plain(getattr(attack, field.name)) for field in dataclasses.fields(attack)}
+    return {"name": type(attack).__name__, "settings": settings}
+
+
+def _compact(joined: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Every image's outcome in nine bytes."""
+    labels = {key: _small(joined[key]) for key in ("clean", "prediction")}
+    return {"success": joined["success"], **labels, **{k: joined[k].half() for k in ("linf", "l2", "distortion")}}
+
+
+def _summary(joined: dict[str, Tensor], right: Tensor) -> dict[str, float | None]:
+    """Shares over all images; distances over those that were right and were broken."""
     broken = right & joined["success"]
-    zero = [float(part["zero_gradient"]) * len(part["success"]) for part in parts if "zero_gradient" in part]
-    summary: dict[str, Any] = {
+    summary: dict[str, float | None] = {
         "clean_accuracy": right.double().mean().item(),
-        "robust_accuracy": (right & ~joined["success"]).double().mean().item(),
         "success_rate": (broken.sum() / right.sum().clamp_min(1)).item(),
-        "zero_gradient": sum(zero) / len(labels) if zero else None,
-        "seconds": sum(float(part["seconds"]) for part in parts),
+        "mean_steps": joined["steps"].double().mean().item(),
     }
-    for name in ("linf", "l2", "distortion"):
-        values = joined[name][broken].double()
-        summary[f"mean_{name}"] = values.mean().item() if len(values) else None
-        summary[f"median_{name}"] = values.median().item() if len(values) else None
-    assert all(v is None or math.isfinite(v) for v in summary.values())
+    for key in ("linf", "l2", "distortion"):
+        values = joined[key][broken].double()
+        summary[f"mean_{key}"] = values.mean().item() if len(values) else None
+        summary[f"median_{key}"] = values.median().item() if len(values) else None
     return summary
