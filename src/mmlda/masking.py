@@ -1,0 +1,292 @@
+"""audit(): is the robustness real? Attacks that are blind in different ways, compared image by image.
+
+    network, images -> gradients -> attacks by loss, surface and budget -> who is left -> verdict with its evidence
+
+The rule and the reasons for its limits are in docs/audit.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mmlda.attacks.surface import Model
+from mmlda.checkpoints import packed, versions
+from mmlda.data import ImageData
+from mmlda.files import write_whole
+from mmlda.head import MaxMahalanobisHead, SoftmaxHead
+from mmlda.results import Result, code_version, wilson
+from mmlda.trials import Attacked, Case, copied, run_all, undisturbed, with_gradient
+
+__all__ = ["audit", "lines", "picture"]
+
+LIMIT = 0.05  # of a share that would be 0 if every search found what there is
+UNBOUNDED_LIMIT = 0.01  # the same, where the whole range leaves nothing to search for
+UNDERFLOW = 104.0  # nats below the top at which float32's softmax is exactly 0
+
+
+def audit(
+    model: Model,
+    data: ImageData,
+    *,
+    eps: float,
+    surrogate: Model | None = None,
+    n: int = 200,
+    steps: int = 20,
+    queries: int = 300,
+    passes: int = 16,
+    thorough: bool = False,
+    batch_size: int = 128,
+    name: str = "",
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    show: bool = True,
+) -> Result:
+    """Whether accuracy under attack at the L-infinity radius `eps` is robustness: a Result of kind "audit".
+
+    Its value is "real", "none", "masked" or "mixed"; `series` has the evidence, the accuracy under each attack, the
+    curve over eps and the histogram of gaps. Images are in [0, 1]. The model, its mode and all generators are left
+    as they were: a copy is attacked.
+
+    Args:
+        model: x -> logits, or probabilities. `model.features`, where there is one, is attacked too.
+        surrogate: another network, whose adversarial images are tried on this one.
+        n: how many images, the first of `data`; fewer where there are fewer.
+        steps: gradients of an iterative attack.
+        queries: of Square.
+        passes: over a network that is random, to average its gradients and to judge an image.
+        thorough: 5 times the steps, 10 times the queries: minutes instead of seconds.
+        name: what to call the network.
+    """
+    if not 0 < eps < 1:
+        raise ValueError(f"eps = {eps}: expected a radius between 0 and 1, the range of the images")
+    counts = {"n": n, "steps": steps, "queries": queries, "passes": passes, "batch_size": batch_size}
+    for word, value in counts.items():
+        if value < 1:
+            raise ValueError(f"{word} = {value}: expected at least 1")
+    if not len(data):
+        raise ValueError("data has no images: expected at least 1")
+    if not callable(model) or not (surrogate is None or callable(surrogate)):
+        raise ValueError("model, surrogate: expected networks, functions from images to logits")
+    begin = time.perf_counter()
+    n = min(n, len(data))
+    if thorough:
+        steps, queries = 5 * steps, 10 * queries
+    parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+    place = torch.device(device) if device is not None else data.device if parameter is None else parameter.device
+    settings = {"eps": eps, "steps": steps, "queries": queries, "passes": passes, "batch_size": batch_size,
+                "surrogate": surrogate is not None}  # fmt: skip
+    with undisturbed(place, seed):
+        net = copied(model, place)
+        case = Case(net, data.pixels(slice(n)).to(place), data.labels[:n].to(place), eps, batch_size, passes)
+        other = None if surrogate is None else with_gradient(copied(surrogate, place))
+        run_all(case, steps, queries, seed, other, show)
+    name = name or _called(model)
+    verdict, what, evidence = _judge(case)
+    identity = net.state_dict() if isinstance(net, nn.Module) else {}
+    rows = [_row(row, n) for row in case.rows]
+    file = "-".join(re.sub(r"[^\w.+]+", "_", part) for part in ("audit", data.name or "data", name, f"{eps:g}"))
+    return Result(
+        name=file, kind="audit", what=what, value=verdict, cell={"data": data.name, "model": name, "eps": eps},
+        note=" ".join(case.notes + ([f"Only {n} images."] if n < 50 else [])),
+        n=n, seed=seed, steps=steps, seconds=time.perf_counter() - begin, numbers=dict(case.numbers),
+        series={"evidence": evidence, "accuracies": rows, "curve": _curve(case), "gaps": _histogram(case.gaps)},
+        network={"name": name, "sha256": hashlib.sha256(packed(identity)).hexdigest() if identity else None},
+        attack=settings, data={"name": data.name, "sha256": data.digest()},
+        device=str(place), versions=versions(place), commit=code_version(),
+    )  # fmt: skip
+
+
+def _called(model: Model) -> str:
+    head = getattr(model, "head", None)
+    if isinstance(head, MaxMahalanobisHead):
+        return "MM-LDA"
+    return "SR" if isinstance(head, SoftmaxHead) else getattr(model, "__name__", type(model).__name__)
+
+
+def _above(count: int | Tensor, n: int, limit: float) -> bool:
+    """Whether a share is above a limit, noise allowed for.
+
+    >>> _above(10, 100, LIMIT), _above(9, 100, LIMIT)
+    (True, False)
+    """
+    return wilson(int(count), n)[0] > limit
+
+
+def _judge(case: Case) -> tuple[str, str, list[dict[str, Any]]]:
+    """The rule of docs/audit.md: the verdict, its sentence and the evidence."""
+    n = len(case.y)
+    chance = float(torch.bincount(case.y).max()) / n
+    standard, white = case.left("standard"), case.left("standard", "white", "curve")
+    left = case.left("standard", "white", "curve", "black", "transfer")
+    proven = left & case.proven
+    hidden = standard & ~proven
+    evidence: list[dict[str, Any]] = []
+
+    def say(test: str, words: str, value: float | None = None, limit: float | None = None,
+            passed: bool | None = None) -> None:  # fmt: skip
+        evidence.append({"test": test, "words": words, "value": value, "limit": limit, "passed": passed})
+
+    def few(test: str, words: str, share: Tensor | int, of: int = n, limit: float = LIMIT) -> None:
+        """Evidence of a share that should be 0; `words` has a place for it."""
+        count = int(share.sum()) if isinstance(share, Tensor) else share
+        value = 100 * count / max(of, 1)
+        passed = not of or not _above(count, of, limit)
+        say(test, words.format(f"{value:.1f}%"), value, 100 * limit, passed)
+
+    def percent(mask: Tensor) -> float:
+        return 100 * float(mask.double().mean())
+
+    number, by = case.numbers, {(row.name, row.surface): row.left for row in case.rows if row.eps == case.eps}
+    number |= {"clean_accuracy": percent(case.right), "standard_accuracy": percent(standard),
+               "worst_accuracy": percent(left), "proven_accuracy": percent(proven), "hidden": percent(hidden),
+               "chance": 100 * chance}  # fmt: skip
+    few("hidden", "{} of the images count as robust for standard gradient attacks on the cross-entropy, and are broken "
+        "by another attack or out of reach of any gradient.", hidden)  # fmt: skip
+    survives = _above(proven.sum(), n, chance)
+    say("survivors", f"{percent(proven):.1f}% survive every attack, where the attacks demonstrably work; a constant "
+        f"answer has {100 * chance:.1f}%.", percent(proven), 100 * chance, survives)  # fmt: skip
+
+    exact = number["zero_gradient_float64"]
+    beside = "" if exact is None else f"; in float64 for {exact:.1f}%"
+    few("zero gradients", "The float32 gradient of the cross-entropy is exactly 0 for {} of the right images" + beside
+        + ".", case.zeros, int(case.right.sum()))  # fmt: skip
+    say("tiny gradients", f"For {number['tiny_gradient'] or 0:.1f}% softmax has cost the gradient more than the 24 "
+        "bits of a float32.", number["tiny_gradient"])  # fmt: skip
+    own = "probabilities" if case.probabilities else "logits"
+    if case.wide is not None:
+        low, high = by["APGD, cross-entropy", own], by["APGD, cross-entropy, float64", own]
+        few("float64", f"The sign is wrong in float32 at {number['wrong_sign'] or 0:.1f}% of the pixels; the same "
+            "attack breaks {} more images in float64.", low & ~high)  # fmt: skip
+    names = ("margin", "DLR", "targeted", "feature distance")
+    losses = [left for (name, _), left in by.items() if name in {f"APGD, {word}" for word in names}]
+    few("losses", "Other losses break {} of the images that every standard attack leaves.",
+        standard & ~torch.stack(losses).all(0))  # fmt: skip
+    soft, hard = (by["APGD, cross-entropy", surface] for surface in ("probabilities", "logits"))
+    say("surface", f"The cross-entropy attack leaves {percent(hard):.1f}% on logits and {percent(soft):.1f}% on "
+        f"probabilities; the network returns {own}.", percent(soft) - percent(hard))  # fmt: skip
+    ladder = [row.left for row in case.rows if row.kind == "standard"][:3]
+    few("more steps", "More steps raise the accuracy by {}.", _rise(ladder))
+    curve = [row.left for row in case.rows if row.kind == "curve"]
+    few("larger perturbations", "Larger perturbations raise the accuracy by {}.", _rise(curve))
+    unbounded = next(row.left for row in case.rows if row.kind == "unbounded")
+    few("unbounded", "With the whole range as perturbation, the gradient attack leaves {}.", unbounded,
+        limit=UNBOUNDED_LIMIT)  # fmt: skip
+    few("black box", "Square, without gradients, breaks {} beyond all gradient attacks.", white & ~case.left("black"))
+    if any(row.kind == "transfer" for row in case.rows):
+        few("transfer", "Adversarial images of the other network break {} beyond all gradient attacks.",
+            white & ~case.left("transfer"))  # fmt: skip
+    else:
+        say("transfer", "No other network was given to transfer from.")
+    if case.random:
+        gain = standard & ~_all(by, "averaged")
+        few("randomness", f"Two passes over the same images differ. Gradients averaged over {case.passes} break "
+            "{} of what every standard attack leaves.", gain)  # fmt: skip
+    else:
+        say("randomness", "Two passes over the same images agree.", passed=True)
+    if case.found:
+        gain = standard & ~_all(by, "straight-through")
+        few("rounding", f"The network has steps without a gradient ({', '.join(case.found)}). With the identity's in "
+            "their place, {} of what every standard attack leaves is broken.", gain)  # fmt: skip
+    else:
+        say("rounding", "No rounding or other step without a gradient was seen.", passed=True)
+    wide_gaps = 100 * float((case.gaps > UNDERFLOW).double().mean())
+    number |= {"median_gap": float(case.gaps.median()), "gaps_above_104": wide_gaps}
+    say("gaps", f"The median gap between the top two logits is {number['median_gap']:.3g} nats; {wide_gaps:.1f}% are "
+        f"above {UNDERFLOW:g}, where float32's cross-entropy has no gradient.", number["median_gap"])  # fmt: skip
+
+    failed = [item["test"] for item in evidence if item["passed"] is False]
+    hides = "hidden" in failed
+    both = f"standard gradient attacks leave {percent(standard):.0f}%, every attack together {percent(left):.0f}%"
+    at = f"at eps = {case.eps:g}"
+    if survives and not failed:
+        end = f"{percent(left):.0f}% of {n} images survive every attack, and every test of the attacks passes"
+        return "real", f"Real {at}: {end}.", evidence
+    if survives:
+        end = "part is robustness, part was hidden from the gradient" if hides else f"failed: {', '.join(failed)}"
+        return "mixed", f"Mixed {at}: {both}; {end}.", evidence
+    if hides:
+        rest = "; no gradient reaches the rest" if int(left.sum()) > int(proven.sum()) else ""
+        return "masked", f"Masked {at}: {both}{rest}. It is not robust.", evidence
+    end = f" (a constant answer has {100 * chance:.0f}%)" if left.any() else ""
+    return "none", f"None {at}: {both}{end}. Not robust, and the gradient shows it.", evidence
+
+
+def _all(by: dict[tuple[str, str], Tensor], word: str) -> Tensor:
+    return torch.stack([left for (name, _), left in by.items() if name.endswith(word)]).all(0)
+
+
+def _rise(ladder: list[Tensor]) -> int:
+    """The most images by which a later attack, the stronger one, leaves more than an earlier one."""
+    counts = [int(left.sum()) for left in ladder]
+    return max([0, *(late - early for i, early in enumerate(counts) for late in counts[i:])])
+
+
+def _row(row: Attacked, n: int) -> dict[str, Any]:
+    low, high = wilson(int(row.left.sum()), n)
+    return {"name": row.name, "surface": row.surface, "eps": row.eps, "accuracy": 100 * float(row.left.double().mean()),
+            "low": 100 * low, "high": 100 * high}  # fmt: skip
+
+
+def _curve(case: Case) -> dict[str, list[float]]:
+    rows = [row for row in case.rows if row.kind in ("clean", "curve", "unbounded")]
+    return {"eps": [row.eps for row in rows], "accuracy": [100 * float(row.left.double().mean()) for row in rows]}
+
+
+def _histogram(gaps: Tensor, bins: int = 20) -> dict[str, list[float]]:
+    top = max(float(gaps.max()), 1e-12)
+    counts = torch.histc(gaps, bins, 0.0, top)
+    return {"edges": torch.linspace(0, top, bins + 1).tolist(), "counts": counts.int().tolist()}
+
+
+def lines(result: Result) -> list[str]:
+    """The verdict, the evidence and the accuracies as lines of text."""
+    marks = {True: "ok    ", False: "FAILED", None: "      "}
+    text = [result.what, *([result.note] if result.note else []), ""]
+    text += [f"{marks[item['passed']]} {item['test']:20s} {item['words']}" for item in result.series["evidence"]]
+    text += ["", f"{'attack':38s} {'on':13s} {'eps':>6s} {'accuracy':>9s}   95% interval"]
+    for row in result.series["accuracies"]:
+        text.append(f"{row['name']:38s} {row['surface']:13s} {row['eps']:6.3g} {row['accuracy']:8.1f}%   "
+                    f"{row['low']:.1f} to {row['high']:.1f}%")  # fmt: skip
+    return text
+
+
+def picture(path: str | Path, result: Result) -> Path:
+    """Accuracy by attack, accuracy against eps and the histogram of gaps under the verdict: PNG, or SVG by name."""
+    from matplotlib.figure import Figure
+
+    eps = result.cell["eps"]
+    rows = [row for row in result.series["accuracies"] if row["eps"] in (0.0, eps)]
+    figure = Figure(figsize=(11.5, 0.24 * len(rows) + 1.6), layout="constrained")
+    bars, curve, gaps = figure.subplots(1, 3, width_ratios=(1.2, 1, 1))
+    names = [f"{row['name']} ({row['surface']})" for row in rows]
+    values = [row["accuracy"] for row in rows]
+    spans = [[value - row["low"], row["high"] - value] for value, row in zip(values, rows)]
+    bars.barh(names, values, xerr=np.array(spans).T.clip(0), color="tab:blue", ecolor="0.4", height=0.7)
+    bars.invert_yaxis()
+    bars.tick_params(axis="y", labelsize=7.5)
+    bars.set(xlim=(0, 102), xlabel=f"accuracy (%) at eps = {eps:g}, 95% interval")
+    line = result.series["curve"]
+    curve.plot(line["eps"], line["accuracy"], marker="o", color="tab:red")
+    curve.set_xscale("symlog", linthresh=eps / 4)
+    ticks = [0.0, eps, 1.0]
+    curve.set_xticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
+    curve.minorticks_off()
+    curve.set(ylim=(-3, 103), xlabel="eps", ylabel="accuracy (%)", title="BIM against eps")
+    edges, counts = result.series["gaps"]["edges"], result.series["gaps"]["counts"]
+    gaps.stairs(counts, edges, fill=True, color="tab:green")
+    if edges[-1] > UNDERFLOW:
+        gaps.axvline(UNDERFLOW, color="0.3", linestyle=":")
+    gaps.set(xlabel="nats", ylabel="images", title="gap of the top two logits")
+    figure.suptitle(f"{result.cell['model']} on {result.cell['data']}. {result.what}", fontsize=10)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg" if Path(path).suffix == ".svg" else "png", dpi=120)
+    return write_whole(path, buffer.getvalue())

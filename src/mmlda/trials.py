@@ -1,0 +1,352 @@
+"""The attacks of an audit: a network seen in different ways, and who is still right after each attack on it."""
+
+from __future__ import annotations
+
+import copy
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from mmlda.attacks import APGD, BIM, FGSM, PGD, Attack, Square, WorstCase
+from mmlda.attacks.surface import Model, Surface
+from mmlda.head import MaxMahalanobisHead
+from mmlda.progress import progress
+
+__all__ = ["Attacked", "Case", "copied", "run_all", "undisturbed", "with_gradient"]
+
+RANDOM = 1e-3  # two passes differ by more than this share of the spread of an image's logits
+TINY = 2.0**-24  # of the margin's gradient: what softmax may cost before a float32 has no bits left
+
+
+@contextmanager
+def undisturbed(place: torch.device, seed: int) -> Iterator[None]:
+    """Random networks start from the seed, and every generator is given back as it was."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []), warnings.catch_warnings():
+            for message in ("the model seems to return prob", "the model cannot be captured", '"dlr"'):
+                warnings.filterwarnings("ignore", message)  # said in the evidence, or of no interest here
+            torch.default_generator.manual_seed(seed)
+            if place.type == "cuda":
+                with torch.cuda.device(place):
+                    torch.cuda.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed % 2**32)  # noqa: NPY002
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+
+
+def copied(model: Model, place: torch.device) -> Model:
+    """A copy in eval mode on the device, without gradients of its own; a function as it is."""
+    return copy.deepcopy(model).to(place).eval().requires_grad_(False) if isinstance(model, nn.Module) else model
+
+
+def with_gradient(model: Model) -> Model:
+    """The model with a zero gradient where it has none: an attack on it stands still, instead of failing."""
+
+    def call(x: Tensor) -> Tensor:
+        z = model(x)
+        return z if z.requires_grad or not x.requires_grad else z + 0.0 * x.flatten(1).sum(1, keepdim=True)
+
+    return call
+
+
+class StraightThrough(TorchFunctionMode):
+    """Inside, functions whose gradient is 0 almost everywhere or that cut the graph have the identity's (BPDA)."""
+
+    steps = ("round", "floor", "ceil", "trunc", "fix", "sign", "sgn", "detach")
+    casts = ("to", "type", "byte", "char", "short", "int", "long")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        word, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        x = args[0] if args else None
+        if not (isinstance(x, Tensor) and x.requires_grad and word.rstrip("_") in self.steps + self.casts):
+            return func(*args, **kwargs)
+        if word.endswith("_"):
+            func(x.data, *args[1:], **kwargs)
+            self.found.add(word)
+            return x
+        out = func(*args, **kwargs)
+        if word in self.casts and out.is_floating_point():
+            return out
+        self.found.add(word)
+        return x + (out.to(x.dtype) - x).detach()
+
+
+def straight(model: Model) -> Model:
+    def call(x: Tensor) -> Tensor:
+        with StraightThrough():
+            return model(x)
+
+    return with_gradient(call)
+
+
+def averaged(model: Model, passes: int) -> Model:
+    def call(x: Tensor) -> Tensor:
+        return torch.stack([model(x) for _ in range(passes)]).mean(0)
+
+    return call
+
+
+def logarithm(model: Model) -> Model:
+    """Logits of a network that returns probabilities."""
+
+    def call(x: Tensor) -> Tensor:
+        p = model(x)
+        return p.clamp_min(torch.finfo(p.dtype).tiny).log()
+
+    return call
+
+
+def feature_loss(net: Any, x: Tensor, y: Tensor) -> Callable[..., Tensor] | None:
+    """-||z - mu_k||^2 to the nearest mean of another class, as a loss to climb; None where there are no features."""
+    features = getattr(net, "features", None)
+    if not callable(features):
+        return None
+    with torch.no_grad():
+        z = features(x).flatten(1)  # [N, p]
+    head = getattr(net, "head", None)
+    if isinstance(head, MaxMahalanobisHead):
+        means = head.means
+    else:  # classes without an image have their centroid at infinity
+        means = torch.stack([z[y == k].mean(0) if (y == k).any() else torch.full_like(z[0], torch.inf)
+                             for k in range(int(y.max()) + 1)])  # fmt: skip
+
+    def loss(model: Model, v: Tensor, label: Tensor) -> Tensor:
+        squared = (features(v).flatten(1)[:, None] - means).square().sum(2)  # [N, L]
+        value = -squared.scatter(1, label[:, None], torch.inf).amin(1)
+        return value if value.requires_grad else value + 0.0 * v.flatten(1).sum(1)
+
+    return loss
+
+
+@dataclass
+class Attacked:
+    """Who was still right after an attack: bool [n]. The standard attacks are those a paper would report."""
+
+    name: str
+    surface: str
+    eps: float
+    left: Tensor
+    kind: str  # "standard", "white", "black", "transfer", "curve" or "unbounded"
+
+
+@dataclass
+class Case:
+    """A network and images under audit, and what has been found out about them."""
+
+    net: Model
+    x: Tensor
+    y: Tensor
+    eps: float
+    batch_size: int
+    passes: int
+    rows: list[Attacked] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    numbers: dict[str, float | None] = field(default_factory=dict)
+    zeros: int = 0  # right images whose cross-entropy has no gradient at all
+    moving: Tensor = field(init=False)  # bool [n]: the margin has one
+    proven: Tensor = field(init=False)  # bool [n]: a gradient attack with the whole range breaks the image
+
+    def __post_init__(self) -> None:
+        with torch.no_grad():
+            z, again = (torch.cat([self.net(v) for v in self.x.split(self.batch_size)]) for _ in range(2))
+        if z.ndim != 2 or len(z) != len(self.x) or z.shape[1] < 2 or int(self.y.max()) >= z.shape[1]:
+            what = f"{tuple(z.shape)} for {len(self.x)} images with labels up to {int(self.y.max())}"
+            raise ValueError(f"model returned shape {what}: expected logits [{len(self.x)}, classes]")
+        if not bool(z.isfinite().all()):
+            raise ValueError("model returned NaN or infinity on the images as given: expected finite logits")
+        spread = z.amax(1) - z.amin(1)
+        self.random = bool(((z - again).abs().amax(1) > RANDOM * spread).any())
+        self.probabilities = bool((z >= 0).all() & ((z.sum(1) - 1).abs() < 1e-3).all())
+        self.own = with_gradient(self.net)
+        self.right = self.judge(self.x)
+        self.wide = self._widened(z)
+        mode = StraightThrough()
+        with mode, torch.enable_grad():
+            try:
+                self.net(self.x[:1].clone().requires_grad_(True))
+            except (RuntimeError, TypeError, ValueError):
+                mode.found.clear()
+        self.found = sorted(mode.found)
+        # the surfaces: what the network returns, its logits, its probabilities
+        exact = self.own if self.wide is None else self.wide
+        self.logits = logarithm(exact) if self.probabilities else self.own
+        self.softmax: Model = self.own if self.probabilities else lambda v: self.own(v).softmax(1)
+        base = self.net if self.wide is None or not self.probabilities else self.wide
+        seen = straight(base) if self.found else with_gradient(base)
+        seen = logarithm(seen) if self.probabilities else seen
+        self.averaged = averaged(seen, self.passes) if self.random else None
+        self.straight = seen if self.found else None
+        with torch.no_grad():
+            double = self.probabilities and self.wide is not None
+            z = torch.cat([self.logits(v.double() if double else v) for v in self.x.split(self.batch_size)])
+        top = z.double().topk(2, dim=1).values
+        self.gaps = (top[:, 0] - top[:, 1]).cpu()
+
+    def _widened(self, z: Tensor) -> Model | None:
+        """The network in float64, if a copy of it runs there and says the same."""
+        try:
+            if not isinstance(self.net, nn.Module):
+                raise TypeError("not a module")
+            wide = copy.deepcopy(self.net).double()
+            with torch.no_grad():
+                again = torch.cat([wide(v.double()) for v in self.x.split(self.batch_size)])
+            if again.dtype != torch.float64:
+                raise TypeError("the output is not float64")
+        except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+            self.notes.append(f"No float64 copy of the network ({str(error).splitlines()[0][:80]}).")
+            return None
+        return with_gradient(wide)
+
+    def judge(self, v: Tensor, who: Tensor | None = None) -> Tensor:
+        """Who is right at `v`: bool. For a random network, by the majority of fresh passes."""
+        y, votes = self.y if who is None else self.y[who], self.passes if self.random else 1
+        with torch.no_grad():
+            hits = torch.cat([sum((self.net(part).argmax(1) == label).int() for _ in range(votes))
+                              for part, label in zip(v.split(self.batch_size), y.split(self.batch_size))])  # fmt: skip
+        return hits * 2 > votes
+
+    def attack(
+        self, attack: Attack, model: Model, *, who: Tensor | None = None, wide: bool = False
+    ) -> Tensor:
+        """Who of `who` (the right ones, unless told) is still right after the attack: bool [n].
+
+        The attack sees `model`; whether it succeeded is for the network to say.
+        """
+        who = self.right if who is None else who
+        rows, left = who.nonzero().flatten(), who.clone()
+        if len(rows):
+            x = self.x[rows].double() if wide else self.x[rows]
+            moved = attack(model, x, self.y[rows], index=rows).x_adv.to(self.x.dtype)
+            left[rows] = self.judge(moved, rows)
+        return left
+
+    def add(self, name: str, surface: str, eps: float, left: Tensor, kind: str) -> Tensor:
+        self.rows.append(Attacked(name, surface, eps, left.cpu(), kind))
+        return left
+
+    def left(self, *kinds: str) -> Tensor:
+        """Who is right after every attack of these kinds within eps: bool [n], on the CPU."""
+        left = self.right.cpu()
+        for row in self.rows:
+            if row.kind in kinds and row.eps <= self.eps:
+                left = left & row.left
+        return left
+
+
+def run_all(case: Case, steps: int, queries: int, seed: int, surrogate: Model | None, show: bool) -> None:
+    """Every attack of the audit on the case, as rows of it."""
+    eps = case.eps
+    own = "probabilities" if case.probabilities else "logits"
+    double = case.probabilities and case.wide is not None  # the logits are then those of the float64 copy
+    common: dict[str, Any] = {"seed": seed, "batch_size": case.batch_size}
+    ball: dict[str, Any] = {"eps": eps, **common}
+    apgd: dict[str, Any] = {"steps": steps, **ball}
+    case.add("no attack", own, 0.0, case.right, "clean")
+    _gradients(case)
+    jobs: list[tuple[str, str, str, Attack, Model, bool]] = [
+        ("FGSM, cross-entropy", own, "standard", FGSM(**ball), case.own, False),
+        ("BIM, cross-entropy", own, "standard", BIM(**ball), case.own, False),
+        (f"BIM, cross-entropy, {2 * steps} steps", own, "standard", BIM(steps=2 * steps, **ball), case.own, False),
+        ("PGD, cross-entropy", own, "standard", PGD(**apgd), case.own, False),
+    ]
+    if case.wide is not None:
+        jobs += [("APGD, cross-entropy, float64", own, "white", APGD(**apgd), case.wide, True)]
+    aims: list[tuple[str, dict[str, Any]]] = [("margin", {"loss": "margin"}), ("cross-entropy", {})]
+    for aim, more in aims:
+        kind = "standard" if own == "probabilities" and not more else "white"
+        jobs.append((f"APGD, {aim}", "probabilities", kind, APGD(**more, **apgd), case.softmax, False))
+    more_losses: list[tuple[str, dict[str, Any]]] = [
+        ("DLR", {"loss": "dlr"}), ("targeted", {"loss": "targeted", "target": "every", "targets": 3}),
+    ]
+    for aim, more in (*aims, *more_losses):
+        kind = "standard" if own == "logits" and not more else "white"
+        jobs.append((f"APGD, {aim}", "logits", kind, APGD(**more, **apgd), case.logits, double))
+    if (loss := feature_loss(case.net, case.x, case.y)) is not None:
+        jobs.append(("APGD, feature distance", "features", "white", APGD(loss=loss, **apgd), case.own, False))
+    fixed: dict[str, Any] = {"steps": steps, "step_size": 2.5 * eps / steps, **ball}
+    if case.straight is not None:
+        for aim, more in aims:
+            name = f"BIM, {aim}, straight-through"
+            jobs.append((name, "logits", "white", BIM(**more, **fixed), case.straight, double))
+    if case.averaged is not None:
+        for aim, more in aims:
+            jobs.append((f"BIM, {aim}, averaged", "logits", "white", BIM(**more, **fixed), case.averaged, double))
+    jobs.append((f"Square, {queries} queries", "logits", "black", Square(queries=queries, **ball), case.logits, double))
+    radii = [r for r in (eps / 2, eps, 2 * eps, 4 * eps) if r < 1]
+    with progress("audit", len(jobs) + len(radii) + 2, unit="attacks", every=10.0, show=show) as report:
+        done = 0
+        for name, surface, kind, attack, model, wide in jobs:
+            left = case.add(name, surface, eps, case.attack(attack, model, wide=wide), kind)
+            report(done := done + 1, accuracy=float(left.double().mean()))
+        if surrogate is not None:
+            left = case.right
+            for _, more in aims:
+                left = left & case.attack(BIM(**more, **fixed), surrogate, who=left)
+            case.add("transfer from the other network", own, eps, left, "transfer")
+        report(done := done + 1)
+        for radius in radii:
+            both = [BIM(eps=radius, **more, **common) for _, more in aims[::-1]]
+            left = case.attack(WorstCase(eps=radius, attacks=both, **common), case.own)
+            case.add("BIM, cross-entropy and margin", own, radius, left, "curve")
+            report(done := done + 1, accuracy=float(left.double().mean()))
+        _unbounded(case, own, steps, common, double)
+        report(done + 1)
+
+
+def _unbounded(case: Case, own: str, steps: int, common: dict[str, Any], double: bool) -> None:
+    """The whole range, from the image itself: who is left by the network's gradients, then by the best there are."""
+    whole: dict[str, Any] = {"eps": 1.0, "steps": steps, "step_size": 2.5 / steps, **common}
+    ways = [BIM(**whole), BIM(loss="margin", **whole)]
+    every = BIM(loss="targeted", target="every", **whole)
+    left = case.right
+    for attack in ways:
+        left = case.attack(attack, case.own, who=left)
+    left = left & (case.attack(every, case.own, who=left & case.moving) | ~case.moving)
+    case.add("BIM, cross-entropy and margin", own, 1.0, left, "unbounded")
+    for model in (case.logits if case.probabilities else None, case.straight, case.averaged):
+        if model is not None:
+            left = case.attack(ways[1], model, who=left, wide=double)
+    case.numbers["unbounded_best_gradients"] = 100 * float(left.double().mean())
+    case.proven = ~left.cpu()
+
+
+def _gradients(case: Case) -> None:
+    """Input gradients of the cross-entropy at the images that are right, in float32 and in float64."""
+    rows = case.right.nonzero().flatten()
+    names = ("zero_gradient", "tiny_gradient", "zero_gradient_float64", "wrong_sign", "zero_gradient_margin")
+    found: dict[str, list[Tensor]] = {name: [] for name in names}
+    for part in rows.split(case.batch_size):
+        x, y = case.x[part], case.y[part]
+        ce, steep = (Surface(case.own, y).gradient(loss, x, y)[2].flatten(1) for loss in ("ce", "margin"))
+        size, scale = ce.abs().amax(1), steep.abs().amax(1)
+        found["zero_gradient"].append(size == 0)
+        found["tiny_gradient"].append(size <= TINY * scale)
+        found["zero_gradient_margin"].append(scale == 0)
+        if case.wide is not None:
+            exact = Surface(case.wide, y).gradient("ce", x.double(), y)[2].flatten(1)
+            found["zero_gradient_float64"].append((exact == 0).all(1))
+            found["wrong_sign"].append((ce.sign() != exact.sign()).double().mean(1))
+    case.moving = torch.ones_like(case.right)  # whose margin has a gradient
+    for name, parts in found.items():
+        values = torch.cat(parts) if parts else None
+        case.numbers[name] = None if values is None else 100 * float(values.double().mean())
+        if name == "zero_gradient_margin" and values is not None:
+            case.moving[rows] = ~values
+        if name == "zero_gradient" and values is not None:
+            case.zeros = int(values.sum())
