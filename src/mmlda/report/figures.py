@@ -1,0 +1,276 @@
+"""The figures of the page: matplotlib's SVG, made to live inside HTML.
+
+Each panel is a drawing of its own, so that a phone can stack them. Colours are placeholders which become the page's
+CSS variables, so that a drawing follows the theme; texts stay texts; nothing depends on the time or the process.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["accuracies", "biased", "compared", "cross_validation", "curve", "curves", "gaps", "latent"]
+
+WIDTH, HEIGHT = 350.0, 246.0  # in CSS pixels at scale 1
+INK, MUTED, RULE, PAPER = "#010101", "#010102", "#010103", "#010104"
+SERIES = [f"#0200{k:02x}" for k in range(6)]
+CLASSES = [f"#0300{k:02x}" for k in range(10)]
+THEME = {INK: "currentColor", MUTED: "var(--muted)", RULE: "var(--rule)", PAPER: "var(--paper)",
+         **{colour: f"var(--s{k})" for k, colour in enumerate(SERIES)},
+         **{colour: f"var(--k{k})" for k, colour in enumerate(CLASSES)}}  # fmt: skip
+MODEL_COLOURS = {"SR": SERIES[0], "MM-LDA": SERIES[1], "MM-LDA, true priors": SERIES[2]}
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none", "svg.hashsalt": "mmlda", "text.parse_math": False, "axes.unicode_minus": True,
+    "font.family": "DejaVu Sans", "font.size": 10.5, "axes.labelsize": 10.5,
+    "xtick.labelsize": 10.0, "ytick.labelsize": 10.0, "legend.fontsize": 10.0, "legend.frameon": False,
+    "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": MUTED, "xtick.color": MUTED, "ytick.color": MUTED,
+    "axes.linewidth": 0.8, "axes.spines.top": False, "axes.spines.right": False,
+    "axes.grid": True, "axes.axisbelow": True,
+    "grid.color": RULE, "grid.linewidth": 0.8, "lines.linewidth": 1.8, "lines.markersize": 4.5,
+    "xtick.major.size": 0.0, "ytick.major.size": 0.0, "xtick.minor.size": 0.0, "ytick.minor.size": 0.0,
+}  # fmt: skip
+
+
+def latent(series: Mapping[str, Any], prefix: str) -> str:
+    """Fig. 2: the latent features in two dimensions, a colour a class, its number at its median."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    x, y, label = (np.asarray(series[name], dtype=float) for name in ("x", "y", "label"))
+    if not x.shape == y.shape == label.shape or x.ndim != 1 or not len(x):
+        raise ValueError(f"x, y and label have shapes {x.shape}, {y.shape}, {label.shape}, expected one length")
+
+    def draw(ax: Axes) -> None:
+        for k in np.unique(label):
+            rows = np.flatnonzero(label == k)
+            points = np.repeat(np.column_stack([x[rows], y[rows]]), 2, axis=0)
+            codes = np.tile(np.array([Path.MOVETO, Path.LINETO], dtype=np.uint8), len(rows))
+            # Lines of no length with round ends: a tenth of the bytes that a thousand markers take.
+            path = Path(points, codes)
+            path.should_simplify = False
+            ax.add_patch(PathPatch(path, fill=False, edgecolor=CLASSES[int(k) % 10], linewidth=4.0,
+                                   capstyle="round", alpha=0.85))  # fmt: skip
+        for cx, cy, k in series.get("centres") or []:
+            disc = {"boxstyle": "circle,pad=0.2", "facecolor": PAPER, "edgecolor": RULE, "alpha": 0.92}
+            at = (float(cx), float(cy))
+            ax.text(*at, clip(plain(k)), ha="center", va="center", fontsize=11, fontweight="bold", bbox=disc)
+        ax.set(xticks=[], yticks=[], xlim=_span(x), ylim=_span(y))
+        ax.spines[:].set_visible(False)
+
+    return _panel(draw, prefix, HEIGHT + 50)
+
+
+def biased(values: Mapping[str, Mapping[str, float]], prefix: str) -> str:
+    """Fig. 3: accuracy on the class-biased sets, a mark a model: {model: {set: accuracy}}."""
+    sets = list(dict.fromkeys(name for series in values.values() for name in series))
+    at = {name: k for k, name in enumerate(sets)}
+
+    def draw(ax: Axes) -> None:
+        for k, name in enumerate(sets):
+            there = [series[name] for series in values.values() if name in series]
+            ax.plot([k, k], [min(there), max(there)], color=RULE, linewidth=2.2, zorder=1)
+        for k, (model, series) in enumerate(values.items()):
+            ax.plot([at[name] for name in series], list(series.values()), linestyle="none", marker="osD^v"[k % 5],
+                    color=colour(model, k + 3), label=clip(model),
+                    markersize=5.5, fillstyle="none" if k == 2 else "full")  # fmt: skip
+        families = list(dict.fromkeys(name.split("-")[0] for name in sets))
+        if len(sets) > 8:  # twenty names do not fit a phone: the family, under its middle
+            ax.set_xticks([np.mean([at[n] for n in sets if n.split("-")[0] == f]) for f in families],
+                          [f"{clip(f)}, {sum(n.split('-')[0] == f for n in sets)} sets" for f in families])  # fmt: skip
+            for f in families[1:]:
+                ax.axvline(min(at[n] for n in sets if n.split("-")[0] == f) - 0.5, color=RULE, linewidth=1.2)
+        else:
+            ax.set_xticks(range(len(sets)), [clip(name, 12) for name in sets])
+        ax.grid(False, axis="x")
+        ax.set_ylabel("accuracy, %")
+        _legend(ax)
+
+    return _panel(draw, prefix)
+
+
+def cross_validation(log10_c: Sequence[float], error: Sequence[float], std: Sequence[float], best: float | None,
+                     prefix: str) -> str:  # fmt: skip
+    """Fig. 5: error against log10(C), with the standard deviation over the folds and the best C."""
+
+    def draw(ax: Axes) -> None:
+        low, high = np.subtract(error, std), np.add(error, std)
+        ax.fill_between(log10_c, np.maximum(low, 0), high, color=SERIES[1], alpha=0.16, linewidth=0)
+        ax.plot(log10_c, error, color=SERIES[1], marker="o")
+        if best is not None:
+            ax.axvline(best, color=MUTED, linewidth=1.0, linestyle=(0, (3, 3)))
+            ax.annotate(f"best: {plain(best)}", (best, 1.0), xycoords=("data", "axes fraction"), xytext=(4, -10),
+                        textcoords="offset points", color=MUTED, fontsize=10)  # fmt: skip
+        ax.set(xlabel="log₁₀ C", ylabel="error, %")
+        ax.set_ylim(bottom=max(0.0, float(low.min()) - 0.1 * float(np.ptp(error) or 1.0)))
+
+    return _panel(draw, prefix)
+
+
+def curves(lines: Sequence[Mapping[str, Any]], prefix: str) -> str:
+    """The theory: named curves in one panel; logarithmic where x spans more than two decades."""
+
+    def draw(ax: Axes) -> None:
+        spans = [v for line in lines for v in line["x"]]
+        for k, line in enumerate(lines):
+            ax.plot(line["x"], line["y"], color=SERIES[k % 6], label=clip(line.get("name", "")),
+                    linestyle=("-", (0, (5, 2)), (0, (2, 2)), (0, (6, 2, 1.5, 2)))[k % 4])  # fmt: skip
+        if min(spans) > 0 and max(spans) / min(spans) > 100:
+            ax.set_xscale("log")
+            ax.xaxis.set_major_formatter(lambda v, _: plain(v))
+        ax.set(xlabel=clip(lines[0].get("xlabel", "")), ylabel=clip(lines[0].get("ylabel", "")))
+        if any(line.get("name") for line in lines):
+            _legend(ax)
+
+    return _panel(draw, prefix)
+
+
+def accuracies(rows: Sequence[Mapping[str, Any]], model: str, prefix: str) -> str:
+    """Of an audit: what each loss and surface leaves, as bars with the name above each; intervals as whiskers."""
+    sizes = {row.get("eps") for row in rows}
+
+    def draw(ax: Axes) -> None:
+        for k, row in enumerate(rows):
+            value = float(row["accuracy"])
+            name = ", ".join(str(word) for word in (row.get("name"), row.get("surface")) if word)
+            name += f", ε = {plain(row.get('eps'))}" if len(sizes) > 1 and row.get("eps") is not None else ""
+            ax.barh(k, 100.0, height=0.34, color=RULE, alpha=0.55)
+            ax.barh(k, value, height=0.34, color=colour(model))
+            if row.get("low") is not None and row.get("high") is not None:
+                ax.plot([row["low"], row["high"]], [k, k], color=INK, linewidth=1.1)
+            ax.text(0, k - 0.3, clip(name, 44), fontsize=10.5, va="bottom")
+            ax.text(100, k - 0.3, f"{value:.1f}%", fontsize=10.5, va="bottom", ha="right")
+        ax.set(xlim=(0, 100), ylim=(len(rows) - 0.6, -0.85), yticks=[], xticks=[])
+        ax.grid(False)
+        ax.spines[:].set_visible(False)
+
+    return _panel(draw, prefix, 30.0 * len(rows) + 14)
+
+
+def curve(eps: Sequence[float], accuracy: Sequence[float], model: str, prefix: str) -> str:
+    """Of an audit: accuracy against the size of the perturbation."""
+
+    def draw(ax: Axes) -> None:
+        ax.plot(eps, accuracy, color=colour(model), marker="o", clip_on=False)
+        ax.set(xlabel="perturbation ε", ylabel="accuracy, %", ylim=(0, 100), xlim=(0, None))
+
+    return _panel(draw, prefix)
+
+
+def gaps(edges: Sequence[float], counts: Sequence[float], model: str, prefix: str) -> str:
+    """Of an audit: how far the two largest logits are apart. Far to the right float32 gradients vanish."""
+
+    def draw(ax: Axes) -> None:
+        ax.stairs(counts, edges, fill=True, color=colour(model), linewidth=0)
+        ax.set(xlabel="gap of the two largest logits", ylabel="images")
+        ax.grid(False, axis="x")
+
+    return _panel(draw, prefix)
+
+
+def compared(rows: Sequence[tuple[str, float, float]], model: str, prefix: str) -> str:
+    """Table 2 as a picture: ours and the paper's accuracy, attack by attack: (words, ours, paper)."""
+
+    def draw(ax: Axes) -> None:
+        ours, paper = [row[1] for row in rows], [row[2] for row in rows]
+        ax.hlines(range(len(rows)), np.minimum(ours, paper), np.maximum(ours, paper), color=RULE, linewidth=2.2)
+        ax.plot(paper, range(len(rows)), linestyle="none", marker="o", markersize=6.5, markerfacecolor=PAPER,
+                markeredgecolor=INK, markeredgewidth=1.2, label="paper", clip_on=False)  # fmt: skip
+        ax.plot(ours, range(len(rows)), linestyle="none", marker="o", markersize=6.5, color=colour(model), label="ours",
+                clip_on=False)  # fmt: skip
+        ax.set_yticks(range(len(rows)), [clip(row[0], 34) for row in rows])
+        ax.set(xlim=(0, 100), ylim=(len(rows) - 0.4, -0.6), xlabel="accuracy, %")
+        ax.grid(False, axis="y")
+        ax.spines["left"].set_visible(False)
+        _legend(ax)
+
+    return _panel(draw, prefix, 17.0 * len(rows) + 60)
+
+
+def colour(model: str, otherwise: int = 1) -> str:
+    """A network's colour, the same in every drawing."""
+    return MODEL_COLOURS.get(model, SERIES[otherwise % 6])
+
+
+def plain(value: Any) -> str:
+    """A number in few digits, on an axis or as a class; words as they are.
+
+    >>> plain(0.0001), plain(3.0), plain(1e6), plain("cat")
+    ('0.0001', '3', '1e6', 'cat')
+    """
+    if isinstance(value, str) or not math.isfinite(value):
+        return str(value)
+    return f"{value:.4g}".replace("e+0", "e").replace("e-0", "e-").replace("-", "−")
+
+
+def clip(text: Any, most: int = 40) -> str:
+    """Words on one line that fit a drawing."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def _span(values: np.ndarray) -> tuple[float, float]:
+    """Limits with a little room."""
+    room = 0.05 * (float(np.ptp(values)) or 1.0)
+    return float(values.min()) - room, float(values.max()) + room
+
+
+def _legend(ax: Axes) -> None:
+    """Above the axes, where it covers nothing."""
+    columns = 3 if sum(len(t) for t in ax.get_legend_handles_labels()[1]) < 44 else 2
+    ax.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=columns, borderaxespad=0.2, handlelength=1.6,
+              columnspacing=1.2)  # fmt: skip
+
+
+def _panel(draw: Any, prefix: str, height: float = HEIGHT) -> str:
+    """One pair of axes, drawn and made ready for a page."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*[Gg]lyph")  # only measured here: the reader's fonts draw it
+        figure = Figure(figsize=(WIDTH / 72, height / 72), layout="constrained")
+        draw(figure.add_subplot())
+        return _inline(figure, prefix)
+
+
+def _inline(figure: Figure, prefix: str) -> str:
+    """The figure as an `<svg>` for use inside HTML: own ids, the page's colours and fonts, short numbers."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", transparent=True,
+                   metadata={"Date": None, "Creator": None, "Format": None, "Type": None})  # fmt: skip
+    text = buffer.getvalue()
+    view = re.search(r'viewBox="([^"]*)"', text)
+    body = text[text.index(">", text.index("<svg")) + 1 : text.rindex("</svg>")]
+    body = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", body, flags=re.S)  # it would style the whole page
+    body = re.sub(r"<!--.*?-->", "", body, flags=re.S)
+    used = set(re.findall(r'(?:url\(#|href="#)([^")]+)', body))
+    body = re.sub(r"<[^>]*>", lambda tag: _tag(tag[0], prefix, used), body)  # tags alone: texts stay as they are
+    body = re.sub(r">\s+<", "><", body).strip()
+    return f'<svg class="plot" viewBox="{view[1] if view else ""}" aria-hidden="true" focusable="false">{body}</svg>'
+
+
+def _tag(tag: str, prefix: str, used: set[str]) -> str:
+    """One tag: ids that cannot clash with another drawing's, colours and fonts of the page, no needless bytes."""
+    tag = re.sub(r' id="([^"]*)"', lambda m: f' id="{prefix}-{m[1]}"' if m[1] in used else "", tag)
+    tag = re.sub(r'(url\(#|href="#)', rf"\g<1>{prefix}-", tag.replace("xlink:href", "href"))
+    tag = re.sub(r"((?:fill|stroke): )(#\w{6})", lambda m: m[1] + THEME.get(m[2], m[2]), tag)
+    tag = re.sub(r"font: ((?:[a-z]+ |\d+ )*)([\d.]+px)[^;\"]*", _font, tag)
+    tag = re.sub(r"font-family: [^;\"]*;? ?", "", tag)
+    tag = re.sub(r"\d+\.\d{2,}", lambda m: f"{float(m[0]):.2f}".rstrip("0").rstrip("."), tag)
+    tag = re.sub(r' transform="rotate\(-?0 [^"]*\)"', "", tag)
+    return re.sub(r"\s*\n\s*", "", tag)
+
+
+def _font(found: re.Match[str]) -> str:
+    """The size and the weight; the family is the page's."""
+    return f"font-size: {found[2]}" + ("; font-weight: bold" if "bold" in found[1] or "700" in found[1] else "")

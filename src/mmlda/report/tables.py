@@ -1,0 +1,353 @@
+"""The tables of the page: results gathered into rows, ours beside the paper's. Plain records, no HTML."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mmlda.report.entries import (
+    Entry,
+    by_attack,
+    by_data,
+    by_model,
+    fixed,
+    grouped,
+    notes_of,
+    number,
+    of_kind,
+    plain,
+)
+
+__all__ = ["Cell", "Column", "Table", "agreement", "compared", "ours", "papers", "tables"]
+
+STANDS_STILL = 0.1  # share of exactly-zero gradients from which a number is marked
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one cell of a table shows.
+
+    Args:
+        sort: what its column sorts by; None comes last either way.
+        small: the interval, or the spread over seeds.
+        ids: the results behind it; with none it is plain text.
+        mark: a sign that a note under the table explains.
+    """
+
+    text: str
+    sort: float | str | None = None
+    small: str = ""
+    ids: tuple[int, ...] = ()
+    mark: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column's name, and that of the group of columns it stands in."""
+
+    label: str
+    group: str = ""
+    words: bool = False  # set to the left
+    muted: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as it stands on the page; rows have one cell a column."""
+
+    id: str
+    title: str
+    about: str
+    columns: list[Column]
+    rows: list[list[Cell]]
+    notes: list[str]
+
+    @property
+    def groups(self) -> list[tuple[str, int]]:
+        """The upper row of the head: each group and how many columns it spans; [] without groups."""
+        spans: list[tuple[str, int]] = []
+        for column in self.columns:
+            if spans and column.group and spans[-1][0] == column.group:
+                spans[-1] = (column.group, spans[-1][1] + 1)
+            else:
+                spans.append((column.group, 1))
+        return spans if any(group for group, _ in spans) else []
+
+
+def ours(entries: list[Entry], digits: int = 1) -> Cell:
+    """Our number: with its interval, or over several runs its mean and standard deviation."""
+    if not entries:
+        return Cell("–")
+    ids = tuple(entry.id for entry in entries)
+    values = [v for v in (number(entry.result.value) for entry in entries) if v is not None]
+    if not values:
+        word = entries[0].result.value
+        return Cell("none" if word is None else str(word), None, ids=ids, hint=hint(entries))
+    mean = statistics.fmean(values)
+    small = ""
+    if len(values) > 1:
+        small = f"± {fixed(statistics.stdev(values), digits)}, {len(values)} runs"
+    else:
+        ends = entries[0].result.interval
+        both = [number(end) for end in ends] if isinstance(ends, tuple) and len(ends) == 2 else [None]
+        if None not in both:
+            small = " to ".join(fixed(end, digits) for end in both)
+    still = [number(entry.result.numbers.get("zero_gradient")) for entry in entries]
+    mark = "†" if any(share is not None and share >= STANDS_STILL for share in still) else ""
+    return Cell(fixed(mean, digits), mean, small, ids, mark, hint(entries))
+
+
+def hint(entries: list[Entry]) -> str:
+    """The provenance in a line, shown on hover; all of it comes with a click."""
+    first = entries[0].result
+    words = [
+        f"n = {first.n}" if first.n is not None else "",
+        f"seed {first.seed}" if first.seed is not None else "",
+        f"{first.steps} steps" if first.steps is not None else "",
+        str(first.device),
+    ]
+    if len(entries) > 1:
+        words[1] = f"{len(entries)} runs"
+    return " · ".join(word for word in words if word)
+
+
+def papers(entries: list[Entry]) -> float | None:
+    """The paper's number for these, where it has one."""
+    return next((p for p in (number(entry.result.paper) for entry in entries) if p is not None), None)
+
+
+def beside(entries: list[Entry], digits: int = 1) -> list[Cell]:
+    """Three cells: ours, the paper's, and the difference."""
+    cell, paper = ours(entries, digits), papers(entries)
+    apart = cell.sort - paper if paper is not None and isinstance(cell.sort, float) else None
+    return [cell, Cell(fixed(paper, digits), paper), Cell(fixed(apart, digits, sign=True), apart)]
+
+
+def mean_number(entries: list[Entry], name: str, digits: int, scale: float = 1.0) -> Cell:
+    """The mean of something else that was measured."""
+    values = [v for v in (number(entry.result.numbers.get(name)) for entry in entries) if v is not None]
+    mean = scale * statistics.fmean(values) if values else None
+    return Cell(fixed(mean, digits), mean)
+
+
+def agreement(entries: list[Entry]) -> str:
+    """How often the paper's number lies in our interval, in words; "" where that cannot be said."""
+    inside = []
+    for entry in entries:
+        paper, ends = number(entry.result.paper), entry.result.interval
+        if paper is None or not isinstance(ends, tuple) or len(ends) != 2:
+            continue
+        low, high = number(ends[0]), number(ends[1])
+        if low is not None and high is not None:
+            inside.append(low <= paper <= high)
+    if not inside:
+        return ""
+    return f"The paper’s number lies inside our 95% interval in {sum(inside)} of {len(inside)} results."
+
+
+def below(entries: list[Entry], rows: list[list[Cell]] | None = None) -> list[str]:
+    """The notes under a table."""
+    marked = any(cell.mark for row in rows or [] for cell in row)
+    still = (
+        f"† The gradient was exactly zero for at least {STANDS_STILL:.0%} of the images: there the attack stood still, "
+        "which is not robustness."
+    )
+    return [line for line in [agreement(entries), still if marked else "", *notes_of(entries)] if line]
+
+
+def words(text: str, rank: Callable[[str], tuple[int, str]] | None = None) -> Cell:
+    """A cell of words; with a rank it sorts in the page's order (SR before MM-LDA), not by the alphabet."""
+    return Cell(text, "{:03d} {}".format(*rank(text)) if rank else text)
+
+
+def table1(entries: list[Entry]) -> list[Table]:
+    """Test errors of the heads."""
+    found = of_kind(entries, "table1")
+    if not found:
+        return []
+    columns = [
+        Column("data", words=True),
+        Column("network", words=True),
+        Column("ours"),
+        Column("paper", muted=True),
+        Column("difference"),
+        Column("runs", muted=True),
+        Column("images", muted=True),
+    ]
+    rows = []
+    for (data, model), group in grouped(found, lambda e: (e.data, e.model)).items():
+        n = number(group[0].result.n)
+        rows.append(
+            [
+                words(data, by_data),
+                words(model, by_model),
+                *beside(group, 2),
+                Cell(str(len(group)), float(len(group))),
+                Cell(fixed(n, 0), n),
+            ]
+        )
+    return [
+        Table(
+            "table1",
+            "Table 1. Test error",
+            "Percent of the test images that are misclassified, lower is better.",
+            columns,
+            rows,
+            below(found),
+        )
+    ]
+
+
+def variant(entry: Entry) -> str:
+    """An attack, with what tells it from others of its name."""
+    more = [entry.at(key) for key in ("surface", "target") if entry.at(key)]
+    return entry.at("attack") + (f" ({', '.join(more)})" if more else "")
+
+
+def table2(entries: list[Entry]) -> list[Table]:
+    """Accuracy under the attacks, one table a data set, the worst case in the last column."""
+    found, worst = of_kind(entries, "table2"), of_kind(entries, "worst")
+    made: list[Table] = []
+    for data, group in grouped(sorted(found + worst, key=lambda e: by_data(e.data)), lambda e: e.data).items():
+        attacked = [e for e in group if e.result.kind == "table2"]
+        attacks = sorted({variant(e) for e in attacked}, key=lambda name: (by_attack(name.split(" (")[0]), name))
+        with_paper = {name for name in attacks if papers([e for e in attacked if variant(e) == name]) is not None}
+        beaten = [e for e in group if e.result.kind == "worst"]
+        columns = [Column("network", words=True), Column("ε")]
+        columns += [Column("worst case")] if beaten else []
+        for name in attacks:
+            columns += [Column("ours" if name in with_paper else name, name if name in with_paper else "")]
+            columns += [Column("paper", name, muted=True), Column("diff.", name)] if name in with_paper else []
+        places = sorted(
+            {(e.eps if e.eps is not None else -1.0, e.model) for e in group}, key=lambda p: (p[0], by_model(p[1]))
+        )
+        rows = []
+        for eps, model in places:
+            here = [e for e in group if e.model == model and (e.eps if e.eps is not None else -1.0) == eps]
+            row = [words(model, by_model), Cell(plain(eps if eps >= 0 else None), eps)]
+            row += [ours([e for e in here if e.result.kind == "worst"])] if beaten else []
+            for name in attacks:
+                three = beside([e for e in here if e.result.kind == "table2" and variant(e) == name])
+                row += three if name in with_paper else three[:1]
+            rows.append(row)
+        title = "Table 2. Accuracy under attack" if attacked else "Accuracy in the worst case"
+        about = "Percent of the test images still classified correctly within a perturbation of ε, higher is better."
+        if beaten:
+            about += " The worst case is the strongest of many attacks, image by image; the paper has none."
+        made.append(Table(f"table2-{len(made)}", f"{title}: {data}", about, columns, rows, below(group, rows)))
+    return made
+
+
+def compared(entries: list[Entry]) -> dict[tuple[str, str], list[tuple[str, float, float, tuple[int, ...]]]]:
+    """Table 2 to be drawn: for each data set and network the attack in words, ours, the paper's, the results behind."""
+    made: dict[tuple[str, str], list[tuple[str, float, float, tuple[int, ...]]]] = {}
+    found = sorted(
+        of_kind(entries, "table2"), key=lambda e: (by_data(e.data), by_model(e.model), by_attack(e.at("attack")))
+    )
+    variants = {(e.at("attack"), variant(e)) for e in found}
+    only = [attack for attack, _ in variants]
+    for (data, model, name, eps), group in grouped(found, lambda e: (e.data, e.model, variant(e), e.eps)).items():
+        cell, paper = ours(group), papers(group)
+        if paper is not None and isinstance(cell.sort, float):
+            attack = group[0].at("attack")
+            said = attack if only.count(attack) == 1 else name  # "JSMA" is enough where there is one
+            said += f", ε = {plain(eps)}" if eps is not None else ""
+            made.setdefault((data, model), []).append((said, cell.sort, paper, cell.ids))
+    return made
+
+
+def table3(entries: list[Entry]) -> list[Table]:
+    """Carlini & Wagner's distortions; beside them what the worst case leaves."""
+    found = of_kind(entries, "table3")
+    if not found:
+        return []
+    worst = of_kind(entries, "worst")
+    places = {(e.data, e.model) for e in found}
+    sizes = sorted({e.eps for e in worst if e.eps is not None and (e.data, e.model) in places})
+    columns = [
+        Column("data", words=True),
+        Column("network", words=True),
+        Column("target", words=True),
+        Column("ours", "mean"),
+        Column("paper", "mean", muted=True),
+        Column("difference", "mean"),
+        Column("median"),
+        Column("broken, %"),
+        Column("L∞ ≤ 0.04, %"),
+    ]
+    columns += [Column(f"ε = {plain(eps)}", "worst case, accuracy") for eps in sizes]
+    rows = []
+    for (data, model, target), group in grouped(found, lambda e: (e.data, e.model, e.at("target"))).items():
+        left = [e for e in worst if (e.data, e.model) == (data, model)]
+        rows.append(
+            [
+                words(data, by_data),
+                words(model, by_model),
+                words(target),
+                *beside(group, 2),
+                mean_number(group, "median_distortion", 2),
+                mean_number(group, "success_rate", 1, 100.0),
+                mean_number(group, "share_linf_0.04", 1, 100.0),
+                *(ours([e for e in left if e.eps == eps]) for eps in sizes),
+            ]
+        )
+    about = (
+        "Root mean square change of a pixel, on 0..255, that Carlini & Wagner’s attack needs: over the images that it "
+        "breaks; higher is better."
+    )
+    return [Table("table3", "Table 3. Distortion under C&W", about, columns, rows, below(found))]
+
+
+def evaluations(entries: list[Entry]) -> list[Table]:
+    """What `mmlda evaluate` measured."""
+    found = of_kind(entries, "evaluation")
+    if not found:
+        return []
+    extra = [
+        ("balanced_accuracy", "balanced", 1),
+        ("nll", "NLL", 3),
+        ("ece", "ECE", 3),
+        ("mean_distortion", "distortion", 2),
+    ]
+    extra = [item for item in extra if any(number(e.result.numbers.get(item[0])) is not None for e in found)]
+    columns = [
+        Column("data", words=True),
+        Column("network", words=True),
+        Column("attack", words=True),
+        Column("ε"),
+        Column("accuracy, %"),
+        *(Column(label, muted=True) for _, label, _ in extra),
+    ]
+    rows = []
+    groups = grouped(
+        sorted(found, key=lambda e: (by_data(e.data), by_model(e.model), by_attack(variant(e)), e.eps or 0.0)),
+        lambda e: (e.data, e.model, variant(e), e.eps),
+    )
+    for (data, model, attack, eps), group in groups.items():
+        rows.append(
+            [
+                words(data, by_data),
+                words(model, by_model),
+                Cell(attack or "clean", attack),
+                Cell(plain(eps), eps),
+                ours(group),
+                *(mean_number(group, name, digits) for name, _, digits in extra),
+            ]
+        )
+    return [
+        Table(
+            "evaluation",
+            "Evaluation",
+            "Accuracy with its 95% interval, and how well the probabilities are calibrated.",
+            columns,
+            rows,
+            below(found, rows),
+        )
+    ]
+
+
+def tables(entries: list[Entry]) -> list[Table]:
+    """Every table that there are results for."""
+    return [*table1(entries), *table2(entries), *table3(entries), *evaluations(entries)]
