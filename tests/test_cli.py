@@ -85,7 +85,7 @@ def test_fine_tuning_from_a_run(run, tmp_path):
         (("train", "--steps", "0"), "steps = 0"),
         (("attack", "nowhere", "--attack", "bim", "--eps", "0.1", "--out", "OUT"), "source = 'nowhere'"),
         (("attack", "mnist-sr", "--attack", "magic", "--out", "OUT"), "attack = 'magic'"),
-        (("attack", "mnist-sr", "--attack", "bim", "--out", "OUT"), "needs --eps"),
+        (("attack", "mnist-sr", "--attack", "bim", "--out", "OUT"), "BIM needs eps"),
         (("attack", "mnist-sr", "--attack", "bim", "--eps", "-1", "--out", "OUT"), "eps"),
         (("theory", "--classes", "1"), "L"),
         (("means", "--dim", "0"), "dim"),

@@ -36,6 +36,7 @@ __all__ = [
     "evaluate",
     "predictions",
     "provenance",
+    "shares",
 ]
 
 
@@ -95,10 +96,11 @@ def accuracy(
     (0.667, 0.5, (0.0, 1.0))
     """
     guess = predictions(model, data, device=device, batch_size=batch_size)
-    return _accuracy(guess, data.labels.cpu(), data.num_classes)
+    return shares(guess, data.labels.cpu(), data.num_classes)
 
 
-def _accuracy(guess: Tensor, labels: Tensor, num_classes: int) -> Accuracy:
+def shares(guess: Tensor, labels: Tensor, num_classes: int) -> Accuracy:
+    """Accuracy of predicted classes [N]."""
     right = (guess == labels).double()
     counts = torch.bincount(labels, minlength=num_classes).double()
     per_class = torch.bincount(labels, right, minlength=num_classes) / counts  # [L], NaN for 0 / 0
@@ -180,7 +182,8 @@ def evaluate(
         found = []
         for attack, slug in zip(attacks, slugs):
             own = folder / slug
-            result = attack_images(model, part, attack, out=own, chunk=chunk, name=name, device=place, show=show)
+            result = attack_images(model, part, attack, out=own, chunk=chunk, name=name, device=place, picture=False,
+                                   show=show)  # fmt: skip
             found.append(dataclasses.replace(result, name=slug).save(folder, result.read_outcomes(own)))
     return Evaluation(clean, tuple(found))
 
@@ -225,9 +228,9 @@ def _clean(
             report(min(start + chunk, len(data)))
     z = torch.cat([load_file(_chunk(chunks, start))["logits"] for start in starts]).double()
     labels, p = data.labels.cpu(), z.softmax(1)
-    shares = _accuracy(z.argmax(1), labels, data.num_classes)
+    found = shares(z.argmax(1), labels, data.num_classes)
     numbers = {
-        "balanced_accuracy": shares.balanced,
+        "balanced_accuracy": found.balanced,
         "nll": F.cross_entropy(z, labels).item(),
         "ece": calibration_error(p, labels),
     }
@@ -238,20 +241,20 @@ def _clean(
             "nll_scaled": F.cross_entropy(z / t, labels).item(),
             "ece_scaled": calibration_error((z / t).softmax(1), labels),
         }
-    low, high = wilson(round(shares.accuracy * len(data)), len(data))
+    low, high = wilson(round(found.accuracy * len(data)), len(data))
     result = Result(
         name="clean",
         kind="evaluation",
         what=f"accuracy on {len(data)} images of {data.name or 'the data'}",
         cell={"data": data.name, "model": name},
-        value=100 * shares.accuracy,
+        value=100 * found.accuracy,
         unit="%",
         interval=(100 * low, 100 * high),
         n=len(data),
         seconds=time.perf_counter() - begin,
         numbers={key: value if math.isfinite(value) else None for key, value in numbers.items()},
         series={
-            "per_class": [value if math.isfinite(value) else None for value in shares.per_class],
+            "per_class": [value if math.isfinite(value) else None for value in found.per_class],
             "classes": list(data.classes),
         },
         **about,
@@ -302,13 +305,14 @@ def attack_images(
     chunk: int = 500,
     name: str = "",
     device: torch.device | str | None = None,
+    picture: bool = True,
     show: bool = True,
 ) -> Result:
     """Attack the first `n` images, a chunk at a time; the result, also in `out/result.json`.
 
     Each finished chunk is a file of its own in `out`, with the adversarial images and what happened to each; a run
     that was stopped goes on after the last of them. What happened to every image is in `out/result.safetensors`, and
-    `out/examples.png` shows some. Noise belongs to an image's place in the data, so the chunks' size changes nothing
+    `out/examples.png`, unless `picture` is false, shows some. Noise belongs to an image's place in the data, so the chunks' size changes nothing
     but rounding.
     """
     folder, n = Path(out), _number(n, len(data))
@@ -358,10 +362,11 @@ def attack_images(
         numbers={**_summary(joined, right), "zero_gradient": sum(zero) / n if zero else None},
         **about,
     ).save(folder, packed(_compact(joined)))
-    from mmlda.pictures import adversarial_examples
+    if picture:
+        from mmlda.pictures import adversarial_examples
 
-    x_adv = torch.cat([one["x_adv"] for one in parts])
-    adversarial_examples(folder / "examples.png", part, x_adv, joined["clean"], joined["prediction"])
+        x_adv = torch.cat([one["x_adv"] for one in parts])
+        adversarial_examples(folder / "examples.png", part, x_adv, joined["clean"], joined["prediction"])
     return found
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mmlda.files import write_json, write_whole
+from mmlda.files import write_whole
 
 __all__ = ["SCHEMA", "Result", "code_version", "load_all", "wilson"]
 
@@ -94,7 +94,9 @@ class Result:
             write_whole(Path(folder) / beside, outcomes)
             about = {"file": beside, "sha256": hashlib.sha256(outcomes).hexdigest(), "bytes": len(outcomes)}
             result = dataclasses.replace(self, outcomes=about)
-        write_json(Path(folder) / f"{self.name}.json", dataclasses.asdict(result))
+        values = dataclasses.asdict(result)
+        lines = ",\n".join(f' "{key}": {json.dumps(value, allow_nan=False)}' for key, value in values.items())
+        write_whole(Path(folder) / f"{self.name}.json", f"{{\n{lines}\n}}\n".encode())
         return result
 
     @classmethod

@@ -1,0 +1,52 @@
+"""The command line: parse, call one function, print. Exit codes: 0, 1 it failed, 2 bad input, 130 interrupted."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from mmlda.cli import judging, networks, tools
+from mmlda.cli.options import app
+
+__all__ = ["app", "judging", "main", "networks", "tools"]
+
+
+def main() -> None:
+    """Run the command line; one line instead of a traceback for what is the user's to mend."""
+    from mmlda.fetch import FetchError
+    from mmlda.training import Diverged
+
+    try:
+        sys.exit(app(standalone_mode=False) or 0)  # what a command's typer.Exit asked for
+    except (typer.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    except ValueError as error:
+        _fail(error, 2)
+    except (Diverged, FetchError, OSError) as error:
+        _fail(error, 1)
+    except Exception as error:  # click's own errors: unknown options, missing arguments
+        if not hasattr(error, "exit_code"):
+            raise
+        error.show()  # type: ignore[attr-defined]
+        sys.exit(error.exit_code)
+
+
+def _fail(error: BaseException, code: int) -> None:
+    print(f"mmlda: {error}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _version(value: bool) -> None:
+    if value:
+        from mmlda import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None: ...

@@ -1,0 +1,36 @@
+"""The paper, one function per table and figure: every number beside the paper's, every sentence with a verdict.
+
+Each takes a `Setup` (data, steps, images, seeds, folder), does what is not done yet, and leaves one file per result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mmlda.paper.figures import fig2, fig3, fig4, fig5, theory_figure
+from mmlda.paper.setup import Setup
+from mmlda.paper.tables import audits, table1, table2, table3, worst_case
+from mmlda.results import Result
+
+__all__ = ["PARTS", "Setup", "audits", "fig2", "fig3", "fig4", "fig5", "reproduce", "table1", "table2", "table3",
+           "theory_figure", "worst_case"]  # fmt: skip
+
+# What `mmlda reproduce NAME` runs; beside Table 2 and 3, the same networks under the worst case and the audit.
+PARTS: dict[str, tuple[Callable[[Setup], list[Result]], ...]] = {
+    "table1": (table1,),
+    "table2": (table2, worst_case, audits),
+    "table3": (table3, worst_case, audits),
+    "fig2": (fig2,),
+    "fig3": (fig3,),
+    "fig4": (fig4,),
+    "fig5": (fig5,),
+    "theory": (theory_figure,),
+}
+
+
+def reproduce(name: str, setup: Setup) -> list[Result]:
+    """The results of a table or figure, or of "all", made where they are not there yet."""
+    if name != "all" and name not in PARTS:
+        raise ValueError(f"name = {name!r}: expected one of {', '.join(PARTS)}, all")
+    steps = dict.fromkeys(step for part in (PARTS if name == "all" else [name]) for step in PARTS[part])
+    return [result for step in steps for result in step(setup)]

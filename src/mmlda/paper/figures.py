@@ -1,0 +1,316 @@
+"""Figures 2 to 5 and the theory's, as the numbers they are drawn from, with the paper's sentence beside each."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmlda import data as datasets
+from mmlda import theory
+from mmlda.checkpoints import packed
+from mmlda.evaluation import adversarial_images, predictions
+from mmlda.evaluation import provenance as traced
+from mmlda.means import generate_opt_means
+from mmlda.paper import numbers
+from mmlda.paper.setup import MOST, Net, Setup, claim, networks, number, provenance, slug, train, trained
+from mmlda.paper.tables import carlini
+from mmlda.recipes import network
+from mmlda.results import Result, wilson
+from mmlda.sweeps import Job, cross_validate
+
+__all__ = ["fig2", "fig3", "fig4", "fig5", "semantic", "theory_figure"]
+
+
+def fig2(setup: Setup, n: int = 1000) -> list[Result]:
+    """t-SNE of the latent features of random test images for both heads, and how apart the classes are.
+
+    The silhouette is of the latent features themselves: t-SNE spreads any features into islands.
+    """
+    from sklearn.manifold import TSNE
+    from sklearn.metrics import silhouette_score
+
+    test = setup.sets()[1]
+    rows = torch.from_numpy(np.random.default_rng(0).permutation(len(test))[:n].copy())
+    part = test.subset(rows)
+    results = []
+    for net in networks(setup, ("SR", "MM-LDA")):
+        z = features(net, part.pixels(), setup.device)
+        tsne = TSNE(perplexity=min(30, (len(part) - 1) // 3), init="pca", random_state=net.seed)
+        flat = tsne.fit_transform(z.numpy())  # [n, 2]
+        centres = []
+        for k in part.labels.unique().tolist():
+            x, y = np.median(flat[(part.labels == k).numpy()], axis=0)
+            centres.append([round(float(x), 2), round(float(y), 2), k])
+        found = Result(
+            name=f"fig2-{setup.data}-{slug(net.row)}-{net.seed}",
+            kind="fig2",
+            what=f"silhouette of the classes in the latent features of {net.row} on {setup.data}",
+            cell={"data": setup.data, "model": net.row, "seed": net.seed},
+            value=float(silhouette_score(z.numpy(), part.labels.numpy())),
+            paper=numbers.SENTENCES["fig2"],
+            note=setup.note,
+            n=len(part),
+            seed=net.seed,
+            series={"x": [round(float(v), 2) for v in flat[:, 0]], "y": [round(float(v), 2) for v in flat[:, 1]],
+                    "label": part.labels.tolist(), "centres": centres, "classes": list(part.classes)},
+            **net.about(),
+            **traced(net.model, part, torch.device(setup.device), net.name),
+        )  # fmt: skip
+        results.append(found.save(setup.out))
+    shapes = {row: np.mean([number(r) for r in results if r.cell["model"] == row]) for row in ("SR", "MM-LDA")}
+    gap = float(shapes["MM-LDA"] - shapes["SR"])
+    results.append(claim(
+        setup, "fig2", f"the classes' silhouette is {shapes['SR']:.3f} for SR, {shapes['MM-LDA']:.3f} for MM-LDA",
+        numbers.SENTENCES["fig2"], gap > 0, value=gap, n=len(part),
+        note="'more regular' is taken as a larger silhouette of the classes in the latent space",
+    ))  # fmt: skip
+    return results
+
+
+@torch.no_grad()
+def features(net: Net, x: Tensor, device: str) -> Tensor:
+    """Latent features [N, p], on the CPU."""
+    return torch.cat([net.model.features(part.to(device)).float().cpu() for part in x.split(1000)])
+
+
+MODELS = ("SR", "MM-LDA", "MM-LDA, true priors")
+
+
+def fig3(setup: Setup, sets: Sequence[str] | None = None) -> list[Result]:
+    """Accuracy on class-biased sets: SR, and MM-LDA with uniform and with true priors; one seed.
+
+    Ends in a paired test over the sets, and in how often uniform and true priors give the same label: on one network
+    whose priors are exchanged, and on two that were trained with either.
+    """
+    seed = setup.seeds[0]
+    alphas = {f"BP1-{i + 1}": a for i, a in enumerate(datasets.bp1(seed))}
+    alphas |= {f"BP2-{i + 1}": a for i, a in enumerate(datasets.bp2())}
+    sets = list(alphas) if sets is None else list(sets)
+    if unknown := [name for name in sets if name not in alphas]:
+        raise ValueError(f"sets has {unknown[0]!r}: expected BP1-1 to BP1-10, BP2-1 to BP2-10")
+    jobs = {}
+    for name in sets:
+        alpha = [round(v, 3) for v in alphas[name].tolist()]
+        for row in MODELS:
+            config = network("softmax" if row == "SR" else "mmlda", setup.data)
+            if row == "MM-LDA, true priors":
+                config["priors"] = [a / sum(alpha) for a in alpha]
+            jobs[name, row] = Job(name=f"fig3-{setup.data}-{name}-{slug(row)}-{seed}", model=config, data=setup.data,
+                                  recipe=setup.recipe("SR" if row == "SR" else "MM-LDA", seed),
+                                  part=("biased", tuple(alpha), seed), root=setup.root)  # fmt: skip
+    records = dict(zip(jobs, train(setup, list(jobs.values()), "biased")))
+    results = []
+    for (name, row), record in records.items():
+        n = record["test_images"]
+        low, high = wilson(round(record["accuracy"] * n), n)
+        results.append(Result(
+            name=jobs[name, row].name,
+            kind="fig3",
+            what=f"accuracy of {row} on {name} of {setup.data}",
+            cell={"data": setup.data, "model": row, "set": name, "seed": seed},
+            value=100 * record["accuracy"],
+            unit="%",
+            interval=(100 * low, 100 * high),
+            note=setup.note,
+            n=n,
+            seed=seed,
+            steps=record["recipe"]["steps"],
+            seconds=record["seconds"],
+            numbers={"balanced_accuracy": record["balanced_accuracy"], "train_images": record["train_images"]},
+            series={"per_class": record["per_class"]},
+            recipe=record["recipe"],
+            network={"name": jobs[name, row].name},
+            data={"name": setup.data, "part": list(jobs[name, row].part or ()), "sha256": record["test_sha256"]},
+            device=record["versions"]["device"],
+            versions=record["versions"],
+            commit=provenance(setup)["commit"],
+        ).save(setup.out))  # fmt: skip
+    return [*results, *_fig3_claims(setup, sets, jobs, records)]
+
+
+def _fig3_claims(
+    setup: Setup, sets: list[str], jobs: dict[tuple[str, str], Job], records: dict[tuple[str, str], dict[str, Any]]
+) -> list[Result]:
+    from scipy.stats import wilcoxon
+
+    gaps = [100 * (records[name, "MM-LDA"]["accuracy"] - records[name, "SR"]["accuracy"]) for name in sets]
+    p = float(wilcoxon(gaps).pvalue) if any(gaps) else 1.0
+    better, mean = sum(gap > 0 for gap in gaps), float(np.mean(gaps))
+    swapped, apart, images = 0, 0, 0
+    for name in sets:
+        test = jobs[name, "MM-LDA"].sets()[1]
+        uniform, true = (trained(setup, jobs[name, row], "biased") for row in MODELS[1:])
+        labels = predictions(uniform, test, device=setup.device)
+        apart += int((labels == predictions(true, test, device=setup.device)).sum())
+        uniform.head = uniform.head.with_priors(true.head.priors)  # type: ignore[operator]
+        swapped += int((labels == predictions(uniform, test, device=setup.device)).sum())
+        images += len(test)
+    shares: dict[str, float | str | None] = {"agreement": swapped / images, "agreement_trained": apart / images}
+    decided = p < 0.05
+    return [
+        claim(
+            setup, "fig3", f"MM-LDA is better than SR on {better} of {len(sets)} class-biased sets, by {mean:+.2f} "
+            f"points in the mean (paired Wilcoxon test: p = {p:.2g})", numbers.SENTENCES["fig3"],
+            (mean > 0) if decided else None, value=mean, unit="points", n=len(sets),
+            numbers={"p_value": p, "better": better, "sets": len(sets), **shares}, series={"differences": gaps},
+            note="decided where p < 0.05 over the sets",
+        ),
+        claim(
+            setup, "priors", f"uniform and true priors give the same label for {100 * swapped / images:.2f}% of the "
+            f"test images on one network, {100 * apart / images:.2f}% on two trained with either",
+            numbers.SENTENCES["priors"], swapped / images >= 0.99, value=100 * swapped / images, unit="%",
+            n=images, numbers=shares, note="holds if at least 99% on one network whose priors are exchanged",
+        ),
+    ]  # fmt: skip
+
+
+def semantic(noise: Tensor, images: Tensor) -> tuple[Tensor, float]:
+    """Which noises look like their own image: bool [N], and the correlation that says so.
+
+    A noise is semantic where its correlation with its own image is above the 99.9th percentile of the correlations of
+    noises with the other images; of noises that know nothing of their image, 0.1% are.
+
+    >>> images = torch.rand(300, 20, generator=torch.Generator().manual_seed(0))
+    >>> semantic(images * 0.1, images)[0].all().item()
+    True
+    """
+    if len(noise) < 2:
+        raise ValueError(f"noise has {len(noise)} entries: expected at least 2")
+
+    def standard(t: Tensor) -> Tensor:
+        t = t.flatten(1).double()
+        t = t - t.mean(1, keepdim=True)
+        return t / t.norm(dim=1, keepdim=True).clamp_min(1e-30)
+
+    r = standard(noise) @ standard(images).T  # [N, N]
+    others = r[~torch.eye(len(r), dtype=torch.bool)]
+    limit = float(np.quantile(others.numpy(), 0.999))
+    return r.diagonal() > limit, limit
+
+
+def fig4(setup: Setup, *, search_steps: int = 9, steps: int = 10_000, shown: int = 12) -> list[Result]:
+    """Images, noises (x* - x) / 2 of C&W, and the share of noises that look like their image."""
+    results: list[Result] = []
+    shares: dict[str, list[float]] = {}
+    counts: dict[str, int] = {}
+    for net in networks(setup, ("SR", "MM-LDA")):
+        result, _, folder = carlini(setup, net, "untargeted", search_steps=search_steps, steps=steps)
+        part = setup.sets()[1].subset(slice(setup.images(MOST)))
+        x, x_adv, labels = part.pixels().cpu(), adversarial_images(folder).float(), part.labels.cpu()
+        guess = predictions(net.model, dataclasses.replace(part, images=x_adv, labels=part.labels), device=setup.device)
+        moved = ((x_adv - x).flatten(1).norm(dim=1) > 0).nonzero().flatten()  # right before, and broken
+        if len(moved) < 2:
+            continue
+        flags, limit = semantic((x_adv - x)[moved] / 2, x[moved])
+        count = int(flags.sum())
+        low, high = wilson(count, len(moved))
+        order = flags.to(torch.int8).argsort(descending=True, stable=True)[:shown]  # semantic ones first
+        chosen = moved[order]
+        tensors = {"x": (x[chosen] * 255).round().to(torch.uint8), "x_adv": x_adv[chosen].half(),
+                   "label": labels[chosen].to(torch.int32), "prediction": guess[chosen].to(torch.int32),
+                   "semantic": flags[order]}  # fmt: skip
+        found = dataclasses.replace(
+            result,
+            name=f"fig4-{setup.data}-{slug(net.row)}-{net.seed}",
+            kind="fig4",
+            what=f"share of C&W noises of {net.row} on {setup.data} that look like their own image",
+            value=100 * count / len(moved),
+            unit="%",
+            interval=(100 * low, 100 * high),
+            paper=numbers.SENTENCES["fig4"],
+            n=len(moved),
+            numbers={"correlation_limit": limit, "semantic": count},
+            series={"classes": list(part.classes)},
+        )
+        results.append(found.save(setup.out, packed(tensors)))
+        shares.setdefault(net.row, []).append(100 * count / len(moved))
+        counts[net.row] = len(moved)
+    if {"SR", "MM-LDA"} <= shares.keys():
+        ours, base = (float(np.mean(shares[row])) for row in ("MM-LDA", "SR"))
+        enough = min(counts.values()) >= 500
+        results.append(claim(
+            setup, "fig4", f"{ours:.2f}% of the noises for MM-LDA and {base:.2f}% for SR look like their image",
+            numbers.SENTENCES["fig4"], (ours >= 1.0 and base < ours / 5) if enough else None, value=ours, unit="%",
+            n=min(counts.values()), numbers={"sr": base},
+            note="holds if at least 1% for MM-LDA and under a fifth of that for SR, on 500 noises or more",
+        ))  # fmt: skip
+    return results
+
+
+def fig5(setup: Setup, log10_C: Sequence[float] = (0.0, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0), folds: int = 5) -> list[Result]:
+    """Error against log10(C), cross-validated on the training set; one seed."""
+    seed = setup.seeds[0]
+    recipe = setup.recipe("MM-LDA", seed)
+    table = cross_validate(setup.data, recipe, [10.0**c for c in log10_C], folds, out=setup.out / "folds" / setup.data,
+                           model=network("mmlda", setup.data), root=setup.root, device=setup.device,
+                           at_once=setup.at_once, ray=setup.ray, show=setup.show)  # fmt: skip
+    data = setup.sets()[0]
+    common: dict[str, Any] = {"kind": "fig5", "seed": seed, "steps": recipe.steps, "note": setup.note, "n": len(data),
+                              "recipe": dataclasses.asdict(recipe), **provenance(setup),
+                              "data": {"name": setup.data, "part": "train", "sha256": data.digest()}}  # fmt: skip
+    results = []
+    for entry, c in zip(table, log10_C):
+        results.append(Result(
+            name=f"fig5-{setup.data}-C{c:g}-{seed}",
+            what=f"validation error at log10(C) = {c:g} on {setup.data}, mean of {folds} folds",
+            cell={"data": setup.data, "C": entry["C"], "log10_C": c},
+            value=entry["mean"],
+            unit="%",
+            numbers={"std": entry["std"]},
+            series={"errors": entry["errors"]},
+            **common,
+        ).save(setup.out))  # fmt: skip
+    best = min(zip(table, log10_C), key=lambda pair: pair[0]["mean"])
+    two = next((entry for entry, c in zip(table, log10_C) if c == 2.0), None)
+    slack = best[0]["std"] / math.sqrt(folds)
+    results.append(claim(
+        setup, "fig5", f"the lowest validation error is {best[0]['mean']:.2f}% at log10(C) = {best[1]:g}"
+        + (f"; at 2 it is {two['mean']:.2f}%" if two else ""), numbers.SENTENCES["fig5"],
+        None if two is None else two["mean"] <= best[0]["mean"] + slack, value=best[1], unit="log10(C)",
+        note="holds if the error at log10(C) = 2 is within one standard error of the lowest",
+    ))  # fmt: skip
+    return results
+
+
+def theory_figure(setup: Setup) -> list[Result]:
+    """E[d], RB and its bound against L and C, from the theorems alone."""
+    curves: list[dict[str, Any]] = []
+
+    def add(panel: str, name: str, x: list[float], y: list[float], xlabel: str, ylabel: str) -> None:
+        curves.append({"panel": panel, "name": name, "x": x, "y": [round(v, 6) for v in y], "xlabel": xlabel,
+                       "ylabel": ylabel})  # fmt: skip
+
+    C = [float(f"{10 ** (k / 8):.4g}") for k in range(-8, 33)]
+    for L in (2, 10, 100):
+        delta = [math.sqrt(2 * c * L / (L - 1)) for c in C]
+        add("C", f"E[d], L = {L}", C, [float(theory.expected_distance(d)) for d in delta], "C", "distance")
+        add("C", f"bound, L = {L}", C, [float(theory.robustness_bound(L, c)) for c in C], "C", "distance")
+    Ls = [2, 3, 4, 5, 7, 10, 15, 20, 30, 50, 70, 100]
+    mu = {L: generate_opt_means(C=100.0, p=max(L - 1, 1), L=L) for L in Ls}
+    xs = [float(L) for L in Ls]
+    add("L", "RB at C = 100", xs, [float(theory.robustness(mu[L])) for L in Ls], "L", "distance")
+    add("L", "bound at C = 100", xs, [float(theory.robustness_bound(L, 100.0)) for L in Ls], "L", "distance")
+    for L in (2, 10):
+        small = [float(f"{10 ** (k / 8):.4g}") for k in range(-8, 13)]
+        errors = [float(theory.bayes_error(generate_opt_means(C=c, p=max(L - 1, 1), L=L))) for c in small]
+        add("Bayes error", f"L = {L}", small, errors, "C", "Bayes error")
+    ratio = max(abs(float(theory.expected_distance(d)) / d - 0.5) for d in np.linspace(10.0001, 60, 500).tolist())
+    return [
+        Result(
+            name="theory",
+            kind="theory",
+            what="largest |E[d] / Delta - 1/2| for Delta > 10",
+            cell={"data": "theory"},
+            value=ratio,
+            paper="|E[d] / Delta - 1/2| < 1e-7 for Delta > 10",
+            holds=ratio < 1e-7,
+            series={"curves": curves},
+            **provenance(setup),
+        ).save(setup.out)
+    ]
