@@ -1,5 +1,7 @@
 """Results as a run of the paper would leave them, made up: every kind, two data sets, no network and no training."""
 
+import json
+
 import numpy as np
 from safetensors.numpy import save
 
@@ -31,6 +33,7 @@ SENTENCES = {
     "fig4": "Between 1% and 5% of the noises against MM-LDA are semantic, against less than 0.1% for SR.",
     "fig5": "Cross-validation chooses C = 100.",
 }
+EVIL = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=1'>\"'&$x$ --> ]]> "
 CIFAR = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 COMMON = {
     "device": "1 x NVIDIA H200, CUDA 12.8",
@@ -324,3 +327,33 @@ def _curves():
             for name, scale in (("RB", 0.99), ("bound", 1.0))
         ),
     ]
+
+
+def write_evil(folder):
+    """Results whose every string ends in markup that would run, were it not escaped."""
+
+    def spoil(value, key=""):
+        if isinstance(value, dict):
+            return {
+                (k if key in ("", "series", "numbers", "cell") else k + EVIL): spoil(v, k) for k, v in value.items()
+            }
+        if isinstance(value, list):
+            return [spoil(v, "list") for v in value]
+        kept = key in ("name", "kind", "set", "C", "file", "sha256")
+        return value + EVIL if isinstance(value, str) and not kept else value
+
+    write(folder, data=("digits",))
+    for path in folder.glob("*.json"):
+        values = json.loads(path.read_text())
+        series = values.pop("series")
+        for rows in ("evidence", "accuracies", "curves"):
+            for row in series.get(rows, []):
+                for key in ("test", "words", "name", "surface", "panel", "xlabel", "ylabel"):
+                    if key in row:
+                        row[key] = EVIL + str(row[key])
+        if "classes" in series:
+            series["classes"] = [EVIL + name for name in series["classes"]]
+        path.write_text(
+            json.dumps({k: v if k == "outcomes" else spoil(v, k) for k, v in values.items()} | {"series": series})
+        )
+    return folder

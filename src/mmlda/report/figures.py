@@ -81,7 +81,7 @@ def biased(values: Mapping[str, Mapping[str, float]], prefix: str) -> str:
             ax.plot([k, k], [min(there), max(there)], color=RULE, linewidth=2.2, zorder=1)
         for k, (model, series) in enumerate(values.items()):
             ax.plot([at[name] for name in series], list(series.values()), linestyle="none", marker="osD^v"[k % 5],
-                    color=colour(model, k + 3), label=clip(model),
+                    color=colour(model, k + 3), label=clip(model, 34),
                     markersize=5.5, fillstyle="none" if k == 2 else "full")  # fmt: skip
         families = list(dict.fromkeys(name.split("-")[0] for name in sets))
         if len(sets) > 8:  # twenty names do not fit a phone: the family, under its middle
@@ -122,12 +122,12 @@ def curves(lines: Sequence[Mapping[str, Any]], prefix: str) -> str:
     def draw(ax: Axes) -> None:
         spans = [v for line in lines for v in line["x"]]
         for k, line in enumerate(lines):
-            ax.plot(line["x"], line["y"], color=SERIES[k % 6], label=clip(line.get("name", "")),
+            ax.plot(line["x"], line["y"], color=SERIES[k % 6], label=clip(line.get("name", ""), 34),
                     linestyle=("-", (0, (5, 2)), (0, (2, 2)), (0, (6, 2, 1.5, 2)))[k % 4])  # fmt: skip
         if min(spans) > 0 and max(spans) / min(spans) > 100:
             ax.set_xscale("log")
             ax.xaxis.set_major_formatter(lambda v, _: plain(v))
-        ax.set(xlabel=clip(lines[0].get("xlabel", "")), ylabel=clip(lines[0].get("ylabel", "")))
+        ax.set(xlabel=clip(lines[0].get("xlabel", "")), ylabel=clip(lines[0].get("ylabel", ""), 28))
         if any(line.get("name") for line in lines):
             _legend(ax)
 
@@ -226,7 +226,8 @@ def _span(values: np.ndarray) -> tuple[float, float]:
 
 def _legend(ax: Axes) -> None:
     """Above the axes, where it covers nothing."""
-    columns = 3 if sum(len(t) for t in ax.get_legend_handles_labels()[1]) < 44 else 2
+    lengths = [len(label) for label in ax.get_legend_handles_labels()[1]]
+    columns = 3 if sum(lengths) < 44 else 2 if max(lengths) < 22 else 1
     ax.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=columns, borderaxespad=0.2, handlelength=1.6,
               columnspacing=1.2)  # fmt: skip
 

@@ -87,7 +87,7 @@
     interval: "95% interval", name: "result file", outcomes: "outcomes, image by image" };
   const order = ["value", "interval", "paper", "difference", "holds", "note", "part", "cell", "n", "seed", "steps", "seconds", "numbers",
     "attack", "recipe", "network", "data", "device", "versions", "commit", "name", "outcomes"];
-  const tidy = (value) => typeof value === "number" && !Number.isInteger(value) ? String(Number(value.toPrecision(6))) : String(value);
+  const tidy = (value) => typeof value === "number" ? String(Number(value.toPrecision(6))).replace("-", "−") : String(value);
   const written = (value) => {
     if (value === null || typeof value !== "object") return document.createTextNode(value === true ? "yes" : value === false ? "no" : tidy(value));
     if (Array.isArray(value)) return document.createTextNode(value.map((v) => typeof v === "object" ? JSON.stringify(v) : tidy(v)).join(" to "));
