@@ -312,8 +312,8 @@ def attack_images(
 
     Each finished chunk is a file of its own in `out`, with the adversarial images and what happened to each; a run
     that was stopped goes on after the last of them. What happened to every image is in `out/result.safetensors`, and
-    `out/examples.png`, unless `picture` is false, shows some. Noise belongs to an image's place in the data, so the chunks' size changes nothing
-    but rounding.
+    `out/examples.png`, unless `picture` is false, shows some. Noise belongs to an image's place in the data, so the
+    chunks' size changes nothing but rounding.
     """
     folder, n = Path(out), _number(n, len(data))
     _positive("chunk", chunk)

@@ -137,12 +137,16 @@ class Result:
 
 
 def load_all(folder: str | Path) -> list[Result]:
-    """The results in a folder and below it, by name; JSON files of another kind are left alone."""
+    """The results in a folder and below it, by name; JSON files of another kind are left alone.
+
+    So are those in folders of work under way further down: what came of that lies above.
+    """
     if not Path(folder).is_dir():
         raise ValueError(f"folder = {str(folder)!r}: expected a folder of results")
     found = []
     for path in sorted(Path(folder).rglob("*.json")):
-        if is_result(path):
+        working = path.parent != Path(folder) and (path.parent / "work.json").is_file()
+        if not working and is_result(path):
             found.append(Result.load(path))
     return found
 

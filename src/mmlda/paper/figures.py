@@ -17,7 +17,6 @@ from mmlda.checkpoints import packed
 from mmlda.evaluation import adversarial_images, predictions
 from mmlda.evaluation import provenance as traced
 from mmlda.means import generate_opt_means
-from mmlda.paper import numbers
 from mmlda.paper.setup import MOST, Net, Setup, claim, networks, number, provenance, slug, train, trained
 from mmlda.paper.tables import carlini
 from mmlda.recipes import network
@@ -53,7 +52,6 @@ def fig2(setup: Setup, n: int = 1000) -> list[Result]:
             what=f"silhouette of the classes in the latent features of {net.row} on {setup.data}",
             cell={"data": setup.data, "model": net.row, "seed": net.seed},
             value=float(silhouette_score(z.numpy(), part.labels.numpy())),
-            paper=numbers.SENTENCES["fig2"],
             note=setup.note,
             n=len(part),
             seed=net.seed,
@@ -67,8 +65,8 @@ def fig2(setup: Setup, n: int = 1000) -> list[Result]:
     gap = float(shapes["MM-LDA"] - shapes["SR"])
     results.append(claim(
         setup, "fig2", f"the classes' silhouette is {shapes['SR']:.3f} for SR, {shapes['MM-LDA']:.3f} for MM-LDA",
-        numbers.SENTENCES["fig2"], gap > 0, value=gap, n=len(part),
-        note="'more regular' is taken as a larger silhouette of the classes in the latent space",
+        gap > 0, value=gap, n=len(part),
+        rule="'more regular' is taken as a larger silhouette of the classes in the latent space",
     ))  # fmt: skip
     return results
 
@@ -156,16 +154,16 @@ def _fig3_claims(
     return [
         claim(
             setup, "fig3", f"MM-LDA is better than SR on {better} of {len(sets)} class-biased sets, by {mean:+.2f} "
-            f"points in the mean (paired Wilcoxon test: p = {p:.2g})", numbers.SENTENCES["fig3"],
+            f"points in the mean (paired Wilcoxon test: p = {p:.2g})",
             (mean > 0) if decided else None, value=mean, unit="points", n=len(sets),
             numbers={"p_value": p, "better": better, "sets": len(sets), **shares}, series={"differences": gaps},
-            note="decided where p < 0.05 over the sets",
+            rule="decided where p < 0.05 over the sets",
         ),
         claim(
             setup, "priors", f"uniform and true priors give the same label for {100 * swapped / images:.2f}% of the "
             f"test images on one network, {100 * apart / images:.2f}% on two trained with either",
-            numbers.SENTENCES["priors"], swapped / images >= 0.99, value=100 * swapped / images, unit="%",
-            n=images, numbers=shares, note="holds if at least 99% on one network whose priors are exchanged",
+            swapped / images >= 0.99, value=100 * swapped / images, unit="%",
+            n=images, numbers=shares, rule="holds if at least 99% on one network whose priors are exchanged",
         ),
     ]  # fmt: skip
 
@@ -223,7 +221,7 @@ def fig4(setup: Setup, *, search_steps: int = 9, steps: int = 10_000, shown: int
             value=100 * count / len(moved),
             unit="%",
             interval=(100 * low, 100 * high),
-            paper=numbers.SENTENCES["fig4"],
+            paper=None,
             n=len(moved),
             numbers={"correlation_limit": limit, "semantic": count},
             series={"classes": list(part.classes)},
@@ -236,9 +234,9 @@ def fig4(setup: Setup, *, search_steps: int = 9, steps: int = 10_000, shown: int
         enough = min(counts.values()) >= 500
         results.append(claim(
             setup, "fig4", f"{ours:.2f}% of the noises for MM-LDA and {base:.2f}% for SR look like their image",
-            numbers.SENTENCES["fig4"], (ours >= 1.0 and base < ours / 5) if enough else None, value=ours, unit="%",
+            (ours >= 1.0 and base < ours / 5) if enough else None, value=ours, unit="%",
             n=min(counts.values()), numbers={"sr": base},
-            note="holds if at least 1% for MM-LDA and under a fifth of that for SR, on 500 noises or more",
+            rule="holds if at least 1% for MM-LDA and under a fifth of that for SR, on 500 noises or more",
         ))  # fmt: skip
     return results
 
@@ -271,9 +269,9 @@ def fig5(setup: Setup, log10_C: Sequence[float] = (0.0, 1.0, 1.5, 2.0, 2.5, 3.0,
     slack = best[0]["std"] / math.sqrt(folds)
     results.append(claim(
         setup, "fig5", f"the lowest validation error is {best[0]['mean']:.2f}% at log10(C) = {best[1]:g}"
-        + (f"; at 2 it is {two['mean']:.2f}%" if two else ""), numbers.SENTENCES["fig5"],
+        + (f"; at 2 it is {two['mean']:.2f}%" if two else ""),
         None if two is None else two["mean"] <= best[0]["mean"] + slack, value=best[1], unit="log10(C)",
-        note="holds if the error at log10(C) = 2 is within one standard error of the lowest",
+        rule="holds if the error at log10(C) = 2 is within one standard error of the lowest",
     ))  # fmt: skip
     return results
 

@@ -20,6 +20,7 @@ from mmlda.attacks import Attack
 from mmlda.data import ImageData
 from mmlda.evaluation import attack_images
 from mmlda.models import Classifier, build
+from mmlda.paper import numbers
 from mmlda.recipes import RECIPES, Recipe, hat, network, sat
 from mmlda.results import Result, code_version
 from mmlda.sweeps import Job, fit_many, sweep
@@ -200,19 +201,20 @@ def number(result: Result) -> float:
 
 
 def claim(
-    setup: Setup, name: str, what: str, paper: str, holds: bool | None, *, value: float | None = None, **fields: Any
+    setup: Setup, name: str, what: str, holds: bool | None, *, rule: str, value: float | None = None, **fields: Any
 ) -> Result:
-    """A sentence of the paper beside what was found, with a verdict: true, false, or None for not decided."""
-    note = "; ".join(words for words in (setup.note, fields.pop("note", "")) if words)
+    """A sentence of the paper beside what was found, with a verdict by a rule: true, false, or None for not decided."""
+    series = {**fields.pop("series", {}), "rule": rule}
     return Result(
         name=f"claim-{setup.data}-{name}",
         kind="claim",
         what=what,
         cell={"data": setup.data, "claim": name},
         value=value,
-        paper=paper,
+        paper=numbers.SENTENCES[name.split("-")[0]],
         holds=holds,
-        note=note,
+        note=setup.note,
+        series=series,
         seed=setup.seeds[0],
         **provenance(setup),
         **fields,

@@ -59,16 +59,16 @@ def table1(setup: Setup, rows: Sequence[str] = ("SR", "MM-LDA", "SR (Adam)")) ->
         gap = means["MM-LDA"] - means["SR"]
         results.append(claim(
             setup, "table1", f"MM-LDA's error is {gap:+.2f} points from SR's, over {len(setup.seeds)} seeds",
-            numbers.SENTENCES["table1"], gap <= 1.0, value=gap, unit="points",
-            note="holds if at most 1 point above SR's: the paper's own gap on CIFAR-10 is 0.91",
+            gap <= 1.0, value=gap, unit="points",
+            rule="holds if at most 1 point above SR's: the paper's own gap on CIFAR-10 is 0.91",
         ))  # fmt: skip
     if {"SR", "SR (Adam)"} <= means.keys():
         gap = means["SR (Adam)"] - means["SR"]
         order = compare(results, ("model", "SR"), ("model", "SR (Adam)"))
         results.append(claim(
             setup, "adam", f"with Adam, SR's error is {gap:+.2f} points from that with SGD",
-            numbers.SENTENCES["adam"], {1: True, -1: False, 0: None}[-order], value=gap, unit="points",
-            note="decided where the 95% intervals, over all seeds' images, are apart",
+            {1: True, -1: False, 0: None}[-order], value=gap, unit="points",
+            rule="decided where the 95% intervals, over all seeds' images, are apart",
         ))  # fmt: skip
     return results
 
@@ -173,9 +173,9 @@ def worst_case(
             setup, "table2", f"under the worst case at {judged[-1]:g}, {left['SR']:.1f}% of SR's and "
             f"{left['MM-LDA']:.1f}% of MM-LDA's test images hold; MM-LDA is clearly above SR at {order.count(1)} of "
             f"{len(order)} perturbations",
-            numbers.SENTENCES["table2"], True if min(order) == 1 else False if max(order) < 1 else None,
+            True if min(order) == 1 else False if max(order) < 1 else None,
             value=float(order.count(1)), unit=f"of {len(order)} perturbations",
-            note="holds if MM-LDA's 95% interval lies above SR's at every perturbation, not if at none",
+            rule="holds if MM-LDA's 95% interval lies above SR's at every perturbation, not if at none",
         ))  # fmt: skip
     return results
 
@@ -232,15 +232,15 @@ def table3(
             ratio = float(ours.mean() / base.mean())
             results.append(claim(
                 setup, f"table3-{target}", f"C&W ({target}) moves MM-LDA's images {ratio:.2f} times as far as SR's "
-                f"(95% interval {low:.2f} to {high:.2f})", numbers.SENTENCES["table3"],
+                f"(95% interval {low:.2f} to {high:.2f})",
                 True if low > 1 else False if high < 1 else None, value=ratio, unit="times", interval=(low, high),
-                note="holds if the interval of the ratio of the means (bootstrap) lies above 1", n=len(ours),
+                rule="holds if the interval of the ratio of the means (bootstrap) lies above 1", n=len(ours),
             ))  # fmt: skip
     rates = [float(r.numbers["success_rate"] or 0) for r in results if r.kind == "table3"]
     results.append(claim(
         setup, "success", f"C&W breaks {100 * min(rates):.1f}% to {100 * max(rates):.1f}% of the images",
-        numbers.SENTENCES["success"], min(rates) >= 0.99, value=100 * min(rates), unit="%",
-        note="holds if at least 99% for every network and target",
+        min(rates) >= 0.99, value=100 * min(rates), unit="%",
+        rule="holds if at least 99% for every network and target",
     ))  # fmt: skip
     return results
 

@@ -1,0 +1,241 @@
+"""The paper's tables and figures in miniature: numbers that agree with a plain computation, and nothing done twice."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load
+
+import mmlda
+from mmlda import paper, sweeps
+from mmlda.attacks import BIM
+from mmlda.models import build
+from mmlda.paper import Setup, numbers
+from mmlda.paper.figures import semantic
+from mmlda.paper.setup import networks, tuned
+from mmlda.paper.tables import compare, ratio_interval
+from mmlda.results import Result, load_all
+from mmlda.verification import verify
+
+
+@pytest.fixture(scope="module")
+def setup(tmp_path_factory):
+    return Setup(data="digits", out=tmp_path_factory.mktemp("paper"), steps=60, n=24, show=False)
+
+
+@pytest.fixture(scope="module")
+def table2(setup):
+    cells = [("SR + SAT", "BIM", 0.12), ("SR + HAT", "BIM", 0.12)]
+    return paper.table2(setup, kinds=("BIM", "JSMA"), eps=(0.12,), cells=cells)
+
+
+def test_the_papers_numbers_are_those_of_the_paper():
+    assert numbers.TABLE1["cifar10", "MM-LDA"] == 8.04 and numbers.TABLE3["mnist", "MM-LDA"] == 16.32
+    assert numbers.table2("mnist", "SR", "ILCM", 0.12) == 20.9
+    assert numbers.table2("cifar10", "SR + SAT", "FGSM", 0.20) == 91.7
+    assert numbers.table2("cifar10", "MM-LDA", "JSMA", 0.20) == 91.8
+    assert numbers.table2("mnist", "SR + HAT", "BIM", 0.04) == 96.3
+    cells = [value for rows in numbers.TABLE2.values() for row in rows for value in row]
+    assert len(cells) == 96 and cells.count(None) == 12
+
+
+def test_table1_is_the_networks_error(setup):
+    results = paper.table1(setup, ("SR", "MM-LDA", "SR (Adam)"))
+    test = mmlda.data.load("digits")[1]
+    errors = {}
+    for net in networks(setup, ("SR", "MM-LDA", "SR (Adam)")):
+        errors[net.row] = 100 * float((net.model(test.pixels()).argmax(1) != test.labels).double().mean())
+    of = {r.cell["model"]: r for r in results if r.kind == "table1"}
+    assert {row: r.value for row, r in of.items()} == pytest.approx(errors)
+    assert of["SR"].recipe["optimizer"] == "sgd" and of["SR (Adam)"].recipe["optimizer"] == "adam"
+    assert of["MM-LDA"].steps == 60 and "60 training steps" in of["MM-LDA"].note and of["SR"].n == 360
+    claims = {r.cell["claim"]: r for r in results if r.kind == "claim"}
+    assert claims["table1"].value == pytest.approx(errors["MM-LDA"] - errors["SR"])
+    assert claims["table1"].holds == (claims["table1"].value <= 1.0)
+    for result in results:
+        assert result.versions["torch"] and result.device and result.commit is not None
+
+
+def test_table2_is_what_the_attack_leaves(setup, table2):
+    x, y = (mmlda.data.load("digits")[1].pixels(slice(24)), mmlda.data.load("digits")[1].labels[:24])
+    sr = networks(setup, ("SR",))[0]
+    held = int((BIM(eps=0.12)(sr.model, x, y).prediction == y).sum())
+    of = {(r.cell["model"], r.cell["attack"], r.cell.get("surface"), r.cell.get("target")): r for r in table2}
+    assert of["SR", "BIM", None, None].value == pytest.approx(100 * held / 24)
+    assert len([key for key in of if key[1] == "JSMA"]) == 8  # two heads, two surfaces, two targets
+    sat, hat = tuned(setup, sr, [("SR + SAT", "BIM", 0.12), ("SR + HAT", "BIM", None)])
+    assert sat.recipe.adversary.eps == 0.12 and hat.recipe.adversary.eps == (0.02, 0.20)
+    assert sat.recipe.steps == 30 and sat.recipe.lr == 0.01 and sat.recipe.adversary.craft == "once"
+    for net, row in ((sat, "SR + SAT"), (hat, "SR + HAT")):
+        assert not all(torch.equal(a, b) for a, b in zip(net.model.parameters(), sr.model.parameters()))
+        left = int((BIM(eps=0.12)(net.model, x, y).prediction == y).sum())
+        assert of[row, "BIM", None, None].value == pytest.approx(100 * left / 24)
+    outcomes = load(of["SR", "BIM", None, None].read_outcomes(setup.out))
+    assert int(((outcomes["clean"] == y) & ~outcomes["success"]).sum()) == held
+
+
+def test_nothing_is_done_twice(setup, table2, monkeypatch):
+    def never(*args, **kwargs):
+        raise AssertionError("done already")
+
+    monkeypatch.setattr(sweeps, "run_jobs", never)
+    monkeypatch.setattr(mmlda.attacks.Attack, "__call__", never)
+    cells = [("SR + SAT", "BIM", 0.12), ("SR + HAT", "BIM", 0.12)]
+    again = paper.table2(setup, kinds=("BIM", "JSMA"), eps=(0.12,), cells=cells)
+    assert [(r.name, r.value) for r in again] == [(r.name, r.value) for r in table2]
+
+
+def test_table3_and_figure4_share_their_images(setup):
+    results = paper.table3(setup, ("untargeted",), search_steps=6, steps=60)
+    of = {r.cell["model"]: r for r in results if r.kind == "table3"}
+    outcomes = load(of["SR"].read_outcomes(setup.out))
+    labels = mmlda.data.load("digits")[1].labels[:24]
+    broken = outcomes["success"] & (outcomes["clean"] == labels)
+    assert of["SR"].value == pytest.approx(float(outcomes["distortion"][broken].double().mean()))
+    assert of["SR"].numbers["success_rate"] > 0.9 and "6 x 60" in of["SR"].note
+    ratio = next(r for r in results if r.name == "claim-digits-table3-untargeted")
+    assert ratio.value == pytest.approx(of["MM-LDA"].value / of["SR"].value)
+    assert ratio.interval[0] < ratio.value < ratio.interval[1]
+    figures = paper.fig4(setup, search_steps=6, steps=60)
+    images = load(figures[0].read_outcomes(setup.out))
+    assert images["x"].dtype == torch.uint8 and images["x_adv"].shape == images["x"].shape
+    guess = networks(setup, ("SR",))[0].model(images["x_adv"].float()).argmax(1)
+    assert float((guess == images["prediction"]).double().mean()) > 0.8  # but for half precision's rounding
+    assert figures[-1].holds is None  # 24 images decide nothing
+
+
+def test_figures_2_3_and_5(setup):
+    one, _, claim = paper.fig2(setup, n=100)
+    assert len(one.series["x"]) == len(one.series["label"]) == 100 and len(one.series["centres"]) == 10
+    assert claim.value == pytest.approx(_.value - one.value)
+    biased = paper.fig3(setup, ["BP1-1", "BP2-3"])
+    of = {(r.cell["set"], r.cell["model"]): r for r in biased if r.kind == "fig3"}
+    assert len(of) == 6 and of["BP2-3", "SR"].n == of["BP2-3", "MM-LDA"].n < 360
+    claim = next(r for r in biased if r.cell.get("claim") == "fig3")
+    gaps = [of[name, "MM-LDA"].value - of[name, "SR"].value for name in ("BP1-1", "BP2-3")]
+    assert claim.value == pytest.approx(np.mean(gaps)) and claim.holds is None  # two sets are too few for p < 0.05
+    assert 0.9 < next(r for r in biased if r.cell.get("claim") == "priors").numbers["agreement"] <= 1
+    with pytest.raises(ValueError, match="BP3-1"):
+        paper.fig3(setup, ["BP3-1"])
+    folds = paper.fig5(setup, (1.0, 2.0), 2)
+    assert [r.value for r in folds[:2]] == pytest.approx([np.mean(r.series["errors"]) for r in folds[:2]])
+    best = min(folds[:2], key=lambda r: r.value)
+    assert folds[2].value == best.cell["log10_C"]
+
+
+def test_the_theory_holds_where_the_paper_says_so(setup):
+    (found,) = paper.theory_figure(setup)
+    assert found.holds and 0 < found.value < 1e-7
+    curves = {curve["name"]: curve for curve in found.series["curves"]}
+    bound = curves["bound at C = 100"]
+    at_ten = bound["x"].index(10.0)
+    assert bound["y"][at_ten] == pytest.approx(math.sqrt(1000 / 18), abs=1e-5)
+    assert curves["RB at C = 100"]["y"][at_ten] == pytest.approx(bound["y"][at_ten], rel=1e-4)  # Theorem 3's equality
+
+
+def test_all_is_every_part_once_and_a_wrong_name_is_refused(setup, monkeypatch):
+    ran = []
+    parts = {name: tuple(lambda s, step=step: ran.append(step.__name__) or [] for step in steps)
+             for name, steps in paper.PARTS.items()}  # fmt: skip
+    monkeypatch.setattr(paper, "PARTS", parts)
+    paper.reproduce("table2", setup)
+    assert ran == ["table2", "worst_case", "audits"]
+    with pytest.raises(ValueError, match="table9"):
+        paper.reproduce("table9", setup)
+
+
+@pytest.mark.parametrize(
+    "change, what",
+    [({"data": "imagenet"}, "imagenet"), ({"n": 0}, "n = 0"), ({"steps": 0}, "steps = 0"), ({"seeds": ()}, "seeds"),
+     ({"seeds": (1, 1)}, "seeds"), ({"shipped": True}, "shipped"),
+     ({"data": "mnist", "shipped": True, "steps": 9}, "shipped")],
+)  # fmt: skip
+def test_a_setup_that_makes_no_sense_is_refused(change, what):
+    with pytest.raises(ValueError, match=what):
+        Setup(**change)
+
+
+def test_compare_needs_intervals_that_are_apart():
+    def result(model, share):
+        return Result(name="x", kind="worst", what="", cell={"model": model}, value=share, n=100)
+
+    def order(a, b):
+        return compare([result("a", a), result("b", b)], ("model", "a"), ("model", "b"))
+
+    assert (order(80.0, 20.0), order(20.0, 80.0), order(50.0, 48.0)) == (1, -1, 0)
+    pooled = [result("a", 55.0)] * 40 + [result("b", 50.0)] * 40  # 4,000 images each decide what 100 do not
+    assert compare(pooled, ("model", "a"), ("model", "b")) == 1 and order(55.0, 50.0) == 0
+
+
+def test_the_ratios_interval_covers_as_often_as_it_says():
+    generator = np.random.default_rng(0)
+    hits = 0
+    for seed in range(100):
+        a, b = generator.exponential(3.0, 80), generator.exponential(2.0, 80)
+        low, high = ratio_interval(a, b, draws=400, seed=seed)
+        hits += low <= 1.5 <= high
+    assert 86 <= hits <= 100
+
+
+def test_semantic_noise_is_told_from_noise():
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(500, 1, 8, 8, generator=generator)
+    noise = torch.randn(500, 1, 8, 8, generator=generator)
+    assert float(semantic(noise, images)[0].double().mean()) < 0.01
+    mixed = torch.where(torch.arange(500)[:, None, None, None] < 100, noise * 0.01 + images, noise)
+    flags = semantic(mixed, images)[0]
+    assert flags[:100].all() and float(flags[100:].double().mean()) < 0.01
+    with pytest.raises(ValueError, match="at least 2"):
+        semantic(noise[:1], images[:1])
+
+
+# ----------------------------------------------------------------------------------------------- verification
+
+
+def test_a_number_is_verified_from_its_images(setup, table2):
+    assert verify(setup.out / "table2-digits-mm-lda-bim-0.12-0.json", n=10).n == 10
+    found = verify(setup.out / "table2-digits-sr-hat-bim-0.12-0.json")
+    assert found.agrees and found.n == 24 and found.same_outcome == 1.0 and "agrees on 24" in str(found)
+
+
+def test_a_false_number_another_network_and_other_data_are_found_out(setup, table2, tmp_path):
+    result = next(r for r in table2 if r.cell["attack"] == "BIM" and r.cell["model"] == "SR")
+    outcomes = load(result.read_outcomes(setup.out))
+    lied = {**outcomes, "success": torch.zeros_like(outcomes["success"])}
+    (tmp_path / "networks").symlink_to(setup.out / "networks")
+    from safetensors.torch import save
+
+    result.save(tmp_path, save(lied))
+    found = verify(tmp_path / f"{result.name}.json")
+    assert not found.agrees and "DOES NOT AGREE" in str(found)
+    dataclasses.replace(result, network={**result.network, "sha256": "0" * 64}).save(tmp_path, save(outcomes))
+    with pytest.raises(ValueError, match="other weights"):
+        verify(tmp_path / f"{result.name}.json")
+    dataclasses.replace(result, data={**result.data, "sha256": "0" * 64}).save(tmp_path, save(outcomes))
+    with pytest.raises(ValueError, match="other test images"):
+        verify(tmp_path / f"{result.name}.json")
+    theory = paper.theory_figure(setup)[0]
+    with pytest.raises(ValueError, match="outcomes"):
+        verify(setup.out / f"{theory.name}.json")
+
+
+def test_results_of_work_under_way_are_not_counted_twice(setup, table2):
+    names = [r.name for r in load_all(setup.out)]
+    assert len(names) == len(set(names)) and "result" not in names
+    assert json.loads((setup.out / f"{table2[0].name}.json").read_text())["kind"] == "table2"
+
+
+def test_shipped_networks_are_used_as_they_are(tmp_path, monkeypatch):
+    """With a data set in MNIST's place, since the real one is not here."""
+    x = torch.randint(0, 256, (40, 1, 28, 28), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    fake = mmlda.data.ImageData(x, torch.arange(40) % 10, tuple(map(str, range(10))), "mnist")
+    monkeypatch.setattr("mmlda.paper.setup._sets", lambda data, root: (fake, fake))
+    setup = Setup(data="mnist", out=tmp_path, shipped=True, n=4, show=False)
+    results = paper.table1(setup)
+    assert {r.cell["model"] for r in results if r.kind == "table1"} == {"SR", "MM-LDA"}
+    assert results[0].paper == 0.38 and results[0].network["name"] == "mnist-sr" and results[0].steps == 20_000
+    assert not (tmp_path / "networks").exists()
+    assert build(mmlda.zoo.about("mnist-sr")["model"]).config  # what verification builds
