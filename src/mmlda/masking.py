@@ -30,6 +30,7 @@ __all__ = ["audit", "lines", "picture"]
 
 LIMIT = 0.05  # of a share that would be 0 if every search found what there is
 UNBOUNDED_LIMIT = 0.01  # the same, where the whole range leaves nothing to search for
+AGREEMENT = 0.5  # cosine of two averaged gradients: below it, an attack on a random network follows noise
 UNDERFLOW = 104.0  # nats below the top at which float32's softmax is exactly 0
 
 
@@ -74,10 +75,12 @@ def audit(
             raise ValueError(f"{word} = {value}: expected at least 1")
     if not len(data):
         raise ValueError("data has no images: expected at least 1")
+    n = min(n, len(data))
+    if len(data.labels[:n].unique()) < 2:
+        raise ValueError(f"data: the first {n} images are of one class, expected at least 2 classes among them")
     if not callable(model) or not (surrogate is None or callable(surrogate)):
         raise ValueError("model, surrogate: expected networks, functions from images to logits")
     begin = time.perf_counter()
-    n = min(n, len(data))
     if thorough:
         steps, queries = 5 * steps, 10 * queries
     parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
@@ -164,8 +167,12 @@ def _judge(case: Case) -> tuple[str, str, list[dict[str, Any]]]:
     own = "probabilities" if case.probabilities else "logits"
     if case.wide is not None:
         low, high = by["APGD, cross-entropy", own], by["APGD, cross-entropy, float64", own]
-        few("float64", f"The sign is wrong in float32 at {number['wrong_sign'] or 0:.1f}% of the pixels; the same "
-            "attack breaks {} more images in float64.", low & ~high)  # fmt: skip
+        words = (f"The sign is wrong in float32 at {number['wrong_sign'] or 0:.1f}% of the pixels; the same attack "
+                 "breaks {} more images in float64.")  # fmt: skip
+        if case.random:  # then two runs differ anyway
+            say("float64", words.format(f"{percent(low & ~high):.1f}%"), percent(low & ~high))
+        else:
+            few("float64", words, low & ~high)
     names = ("margin", "DLR", "targeted", "feature distance")
     losses = [left for (name, _), left in by.items() if name in {f"APGD, {word}" for word in names}]
     few("losses", "Other losses break {} of the images that every standard attack leaves.",
@@ -187,9 +194,11 @@ def _judge(case: Case) -> tuple[str, str, list[dict[str, Any]]]:
     else:
         say("transfer", "No other network was given to transfer from.")
     if case.random:
-        gain = standard & ~_all(by, "averaged")
         few("randomness", f"Two passes over the same images differ. Gradients averaged over {case.passes} break "
-            "{} of what every standard attack leaves.", gain)  # fmt: skip
+            "{} of what every standard attack leaves.", standard & ~_all(by, "averaged"))  # fmt: skip
+        cosine = (number["agreement"] or 0.0) / 100
+        say("averaging", f"Two gradients averaged over {case.passes} passes have a cosine of {cosine:.2f}; below "
+            f"{AGREEMENT:g}, averaged attacks follow noise too.", cosine, AGREEMENT, cosine >= AGREEMENT)  # fmt: skip
     else:
         say("randomness", "Two passes over the same images agree.", passed=True)
     if case.found:
@@ -204,15 +213,14 @@ def _judge(case: Case) -> tuple[str, str, list[dict[str, Any]]]:
         f"above {UNDERFLOW:g}, where float32's cross-entropy has no gradient.", number["median_gap"])  # fmt: skip
 
     failed = [item["test"] for item in evidence if item["passed"] is False]
-    hides = "hidden" in failed
+    hides = "hidden" in failed and not case.constant  # a constant answer hides nothing from the gradient
     both = f"standard gradient attacks leave {percent(standard):.0f}%, every attack together {percent(left):.0f}%"
     at = f"at eps = {case.eps:g}"
     if survives and not failed:
         end = f"{percent(left):.0f}% of {n} images survive every attack, and every test of the attacks passes"
         return "real", f"Real {at}: {end}.", evidence
     if survives:
-        end = "part is robustness, part was hidden from the gradient" if hides else f"failed: {', '.join(failed)}"
-        return "mixed", f"Mixed {at}: {both}; {end}.", evidence
+        return "mixed", f"Mixed {at}: {both}; not all of it is robustness. Failed: {', '.join(failed)}.", evidence
     if hides:
         rest = "; no gradient reaches the rest" if int(left.sum()) > int(proven.sum()) else ""
         return "masked", f"Masked {at}: {both}{rest}. It is not robust.", evidence

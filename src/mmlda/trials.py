@@ -56,7 +56,7 @@ def with_gradient(model: Model) -> Model:
 
     def call(x: Tensor) -> Tensor:
         z = model(x)
-        return z if z.requires_grad or not x.requires_grad else z + 0.0 * x.flatten(1).sum(1, keepdim=True)
+        return z if z.requires_grad or not x.requires_grad else z + (0.0 * x).flatten(1).sum(1, keepdim=True)
 
     return call
 
@@ -129,7 +129,7 @@ def feature_loss(net: Any, x: Tensor, y: Tensor) -> Callable[..., Tensor] | None
     def loss(model: Model, v: Tensor, label: Tensor) -> Tensor:
         squared = (features(v).flatten(1)[:, None] - means).square().sum(2)  # [N, L]
         value = -squared.scatter(1, label[:, None], torch.inf).amin(1)
-        return value if value.requires_grad else value + 0.0 * v.flatten(1).sum(1)
+        return value if value.requires_grad else value + (0.0 * v).flatten(1).sum(1)
 
     return loss
 
@@ -170,6 +170,7 @@ class Case:
             raise ValueError(f"model returned shape {what}: expected logits [{len(self.x)}, classes]")
         if not bool(z.isfinite().all()):
             raise ValueError("model returned NaN or infinity on the images as given: expected finite logits")
+        self.constant = len(z.argmax(1).unique()) == 1  # it may never have looked at the images
         spread = z.amax(1) - z.amin(1)
         self.random = bool(((z - again).abs().amax(1) > RANDOM * spread).any())
         self.probabilities = bool((z >= 0).all() & ((z.sum(1) - 1).abs() < 1e-3).all())
@@ -329,9 +330,10 @@ def _unbounded(case: Case, own: str, steps: int, common: dict[str, Any], double:
 def _gradients(case: Case) -> None:
     """Input gradients of the cross-entropy at the images that are right, in float32 and in float64."""
     rows = case.right.nonzero().flatten()
-    names = ("zero_gradient", "tiny_gradient", "zero_gradient_float64", "wrong_sign", "zero_gradient_margin")
+    names = ("zero_gradient", "zero_gradient_float64", "zero_gradient_margin", "tiny_gradient", "wrong_sign",
+             "agreement")  # fmt: skip
     found: dict[str, list[Tensor]] = {name: [] for name in names}
-    for part in rows.split(case.batch_size):
+    for part in rows.split(case.batch_size) if len(rows) else ():
         x, y = case.x[part], case.y[part]
         ce, steep = (Surface(case.own, y).gradient(loss, x, y)[2].flatten(1) for loss in ("ce", "margin"))
         size, scale = ce.abs().amax(1), steep.abs().amax(1)
@@ -342,6 +344,10 @@ def _gradients(case: Case) -> None:
             exact = Surface(case.wide, y).gradient("ce", x.double(), y)[2].flatten(1)
             found["zero_gradient_float64"].append((exact == 0).all(1))
             found["wrong_sign"].append((ce.sign() != exact.sign()).double().mean(1))
+        if case.averaged is not None:
+            x = x.double() if case.probabilities and case.wide is not None else x
+            one, two = (Surface(case.averaged, y).gradient("margin", x, y)[2].flatten(1) for _ in range(2))
+            found["agreement"].append(torch.cosine_similarity(one, two, dim=1))
     case.moving = torch.ones_like(case.right)  # whose margin has a gradient
     for name, parts in found.items():
         values = torch.cat(parts) if parts else None
