@@ -391,3 +391,18 @@ def test_ready_for_cuda_graphs(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert torch.equal(replayed.prediction, plain.prediction)
     torch.testing.assert_close(replayed.x_adv, plain.x_adv, rtol=0, atol=1e-9)
     torch.testing.assert_close(replayed.l2, plain.l2, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:.dlr. with a target is undefined")
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_gradient_that_is_one_number_for_all_pixels(name: str) -> None:
+    """Logits of the mean pixel: autograd hands back an expanded tensor, which can't be written to in place."""
+    x = torch.full((6, 1, 4, 4), 0.45)
+    y = torch.zeros(6, dtype=torch.int64)
+
+    def model(t: Tensor) -> Tensor:
+        mean = t.mean((1, 2, 3))
+        return torch.stack([0.5 - mean, mean - 0.5], 1) * 10  # two classes, so that every target is in reach
+
+    result = ATTACKS[name]()(model, x, y)
+    assert result.success.all() and torch.equal(model(result.x_adv).argmax(1) != y, result.success)

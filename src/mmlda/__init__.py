@@ -1,6 +1,6 @@
 """Max-Mahalanobis Linear Discriminant Analysis networks (Pang, Du and Zhu, ICML 2018).
 
-    data -> backbone -> latent z -> head (posterior, loss) -> attack -> evaluation
+    data -> backbone -> latent z -> head (posterior, loss) -> attack -> evaluation -> results -> report
 
 >>> import mmlda
 >>> train, test = mmlda.data.load("digits")                               # images as tensors
@@ -19,6 +19,7 @@ from mmlda._version import __version__
 from mmlda.distribution import MaxMahalanobisDistribution
 from mmlda.evaluation import accuracy, evaluate
 from mmlda.head import MaxMahalanobisHead, SoftmaxHead, latent_fit
+from mmlda.masking import audit
 from mmlda.means import cosine_bound, generate_opt_means, max_cosine, separated_means
 from mmlda.models import Classifier, swap_head
 from mmlda.recipes import RECIPES, Recipe
@@ -37,6 +38,7 @@ __all__ = [
     "__version__",
     "accuracy",
     "attacks",
+    "audit",
     "cosine_bound",
     "cross_validate",
     "data",

@@ -15,11 +15,11 @@ from mmlda.results import Result
 
 __all__ = ["demo", "lines"]
 
-IMAGES = 60  # attacked ones; the worst case is a search
+IMAGES = 50  # attacked ones; the worst case is a search
 SEARCH: dict[str, Any] = {"search_steps": 5, "steps": 200}  # of C&W: the paper's are 9 x 10,000
 TUNED = [("SR + SAT", "BIM", 0.12), ("SR + HAT", "BIM", 0.12)]  # one cell each
 SETS = ("BP1-1", "BP1-2", "BP2-1", "BP2-2")
-SHORT = 200  # steps of the many networks of Figures 3 and 5
+SHORT = 150  # steps of the many networks of Figures 3 and 5
 
 
 def demo(out: str | Path = "demo", *, show: bool = True) -> tuple[Path, list[Result]]:

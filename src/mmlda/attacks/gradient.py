@@ -217,7 +217,7 @@ class GradientAttack(Attack):
 
         def step(x_adv: Tensor, y: Tensor, to: Tensor, *limit: Tensor) -> tuple[Tensor, ...]:
             g = surface.gradient(self.loss, x_adv, y, to if aimed else None)[2]
-            d = g.sign_() if self.norm == "linf" else direction(g, self.norm)
+            d = g.sign() if self.norm == "linf" else direction(g, self.norm)
             return advance(x_adv, d, limit, self.eps, self.stride(), self.norm, self.bounds), d
 
         fixed = (y, y if to is None else to, *limits(x, self.eps, self.norm, self.bounds))
