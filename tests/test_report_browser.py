@@ -97,6 +97,8 @@ def test_it_opens_and_never_scrolls_sideways(visit, address, width):
     inside = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
     assert page.evaluate(inside)
     assert page.evaluate("[...document.images].every((image) => image.complete && image.naturalWidth > 0)")
+    lines = page.locator("nav a").evaluate_all("links => links.map((a) => a.getClientRects().length)")
+    assert lines == [1] * 6, "no word of the navigation is broken"
     wide = page.locator("#table2-1").evaluate("(t) => t.parentElement.scrollWidth > t.parentElement.clientWidth")
     assert wide == (width == 375), "on a phone a table scrolls in its own box; on a desk it fits"
     page.locator("#table2-1 .num").first.click()

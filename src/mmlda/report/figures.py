@@ -189,6 +189,7 @@ def compared(rows: Sequence[tuple[str, float, float]], model: str, prefix: str) 
                 clip_on=False)  # fmt: skip
         ax.set_yticks(range(len(rows)), [clip(row[0], 34) for row in rows])
         ax.set(xlim=(0, 100), ylim=(len(rows) - 0.4, -0.6), xlabel="accuracy, %")
+        ax.tick_params(axis="y", pad=8)  # room for a dot at 0
         ax.grid(False, axis="y")
         ax.spines["left"].set_visible(False)
         _legend(ax)
