@@ -30,6 +30,7 @@ OURS2 = {
 SENTENCES = {
     "fig2": "Features of the MM-LDA network are more regularly distributed than those of the SR network.",
     "fig3": "MM-LDA performs better on class-biased data, whether or not it knows the priors.",
+    "priors": "The difference between uniform and true priors is small.",
     "fig4": "Between 1% and 5% of the noises against MM-LDA are semantic, against less than 0.1% for SR.",
     "fig5": "Cross-validation chooses C = 100.",
 }
@@ -176,9 +177,7 @@ def _figures(add, where):
             "fig2",
             {"data": where, "model": model},
             round(1.6 / spread - 0.2, 2),
-            paper=SENTENCES["fig2"],
             what="silhouette of the features",
-            holds=None,
             series={
                 "x": points[:, 0].tolist(),
                 "y": points[:, 1].tolist(),
@@ -196,8 +195,6 @@ def _figures(add, where):
             0.4 if model == "SR" else 0.8,
             save(tensors),
             unit="%",
-            paper=SENTENCES["fig4"],
-            holds=model == "SR" and None,
             series={"classes": classes},
             what="share of semantic noises",
         )
@@ -211,16 +208,6 @@ def _figures(add, where):
                 unit="%",
                 what=f"accuracy of {model} on {name}",
             )
-    add(
-        "fig3",
-        {"data": where, "set": "all"},
-        0.6,
-        unit="points",
-        paper=SENTENCES["fig3"],
-        holds=True,
-        what="MM-LDA minus SR",
-        numbers={"p_value": 0.0004, "sets": 20, "agreement": 0.9991},
-    )
     for log10_C in range(-2, 6):
         error = round(7.0 + 0.35 * (log10_C - 2) ** 2, 2)
         add(
@@ -232,7 +219,15 @@ def _figures(add, where):
             numbers={"std": 0.3},
             series={"errors": [error - 0.3, error, error + 0.3]},
         )
-    add("fig5", {"data": where, "C": "best"}, 2.0, paper=SENTENCES["fig5"], holds=True, what="best log10 C")
+    for name, value, holds, what in (
+        ("fig2", 0.28, True, "the classes' silhouette is 0.24 for SR, 0.53 for MM-LDA"),
+        ("fig3", 0.6, True, "MM-LDA is better than SR on 18 of 20 class-biased sets (p = 0.0004)"),
+        ("priors", 99.91, True, "uniform and true priors give the same label for 99.91% of the test images"),
+        ("fig4", 0.8, None if where == "digits" else False, "0.8% of the noises for MM-LDA look like their image"),
+        ("fig5", 2.0, True, "the lowest validation error is at log10(C) = 2"),
+    ):
+        said = {"paper": SENTENCES[name], "holds": holds, "what": what, "series": {"rule": "holds if it is so"}}
+        add("claim", {"data": where, "claim": name}, value, **said)
 
 
 def _images(rng, channels, size, noise):

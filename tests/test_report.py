@@ -70,7 +70,7 @@ def extracted(page):
                 "table2-cifar10-MM-LDA-BIM-0.04-0",
                 "table1-digits-SR-1",
                 "audit-cifar10-MM-LDA-0.04",
-                "fig3-digits-all",
+                "claim-digits-fig3",
             )
         ],
     }
@@ -350,7 +350,7 @@ def test_images_that_were_altered_are_refused_and_missing_ones_left_out(tmp_path
     for path in tmp_path.glob("*.safetensors"):
         path.unlink()
     page = Tree(report.build(tmp_path, tmp_path / "r.html").read_text(encoding="utf-8"))
-    assert not list(page.all("section", id="gallery")) and "Share of semantic noises: 0.8%" in said(page.one("main"))
+    assert not list(page.all("section", id="gallery")) and "MM-LDA: semantic noises 0.8%" in said(page.one("main"))
     odd = save({"x": np.zeros((2, 2, 8, 8), np.uint8), "x_adv": np.zeros((2, 2, 8, 8), np.float16)})
     Result(name="odd", kind="fig4", what="", cell={"data": "digits"}, value=1.0).save(tmp_path, odd)
     with pytest.raises(ValueError, match="odd: x is"):

@@ -20,7 +20,7 @@ from typing import Any
 
 from mmlda.files import write_whole
 
-__all__ = ["SCHEMA", "Result", "code_version", "load_all", "wilson"]
+__all__ = ["SCHEMA", "Result", "code_version", "load_all", "result_files", "wilson"]
 
 SCHEMA = 1
 
@@ -137,21 +137,23 @@ class Result:
 
 
 def load_all(folder: str | Path) -> list[Result]:
-    """The results in a folder and below it, by name; JSON files of another kind are left alone.
+    """The results in a folder and below it, in the order of their paths."""
+    return [Result.load(path) for path in result_files(folder)]
+
+
+def result_files(folder: str | Path) -> list[Path]:
+    """The files of results in a folder and below it; JSON files of another kind are left alone.
 
     So are those in folders of work under way further down: what came of that lies above.
     """
     if not Path(folder).is_dir():
         raise ValueError(f"folder = {str(folder)!r}: expected a folder of results")
-    found = []
-    for path in sorted(Path(folder).rglob("*.json")):
-        working = path.parent != Path(folder) and (path.parent / "work.json").is_file()
-        if not working and is_result(path):
-            found.append(Result.load(path))
-    return found
+    paths = sorted(Path(folder).rglob("*.json"))
+    working = {path.parent for path in paths if path.name == "work.json"} - {Path(folder)}
+    return [path for path in paths if path.parent not in working and _is_result(path)]
 
 
-def is_result(path: Path) -> bool:
+def _is_result(path: Path) -> bool:
     """Whether a JSON file says that it is a result."""
     try:
         values = json.loads(path.read_text())

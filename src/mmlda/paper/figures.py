@@ -222,6 +222,7 @@ def fig4(setup: Setup, *, search_steps: int = 9, steps: int = 10_000, shown: int
             unit="%",
             interval=(100 * low, 100 * high),
             paper=None,
+            holds=None,
             n=len(moved),
             numbers={"correlation_limit": limit, "semantic": count},
             series={"classes": list(part.classes)},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ATTACKS", "DATASETS", "EPS", "ROWS", "SENTENCES", "TABLE1", "TABLE2", "TABLE3", "table2"]
+__all__ = ["ATTACKS", "DATASETS", "EPS", "ROWS", "SENTENCES", "TABLE1", "TABLE2", "TABLE3", "reproduced", "table2"]
 
 DATASETS = ("mnist", "cifar10")
 ROWS = ("SR", "SR + SAT", "SR + HAT", "MM-LDA")
@@ -46,6 +46,25 @@ SENTENCES = {
     "fig5": "when log10(C)=2, i.e., C=100 the MM-LDA network has the lowest average validation error rate with a small "
     "value of standard deviation",
 }
+
+
+# How near a number must be to count as reproduced: points for the first two, a share of the paper's for the third.
+NEAR = {("table1", "mnist"): 0.1, ("table1", "cifar10"): 0.5, ("table2", "mnist"): 5.0, ("table2", "cifar10"): 5.0,
+        ("table3", "mnist"): 0.2, ("table3", "cifar10"): 0.2}  # fmt: skip
+
+
+def reproduced(kind: str, data: str, ours: float | None, paper: float | None) -> tuple[bool | None, str]:
+    """Whether a number is the paper's, near enough, and the rule in words; None where the paper has none.
+
+    >>> reproduced("table1", "cifar10", 7.02, 7.13), reproduced("table3", "mnist", 5.0, 8.56)[0]
+    ((True, 'within 0.5 points of the paper'), False)
+    """
+    if ours is None or paper is None:
+        return None, ""
+    near = NEAR[kind, data]
+    if kind == "table3":
+        return abs(ours - paper) <= near * paper, f"within {100 * near:.0f}% of the paper"
+    return abs(ours - paper) <= near, f"within {near:g} points of the paper"
 
 
 def table2(data: str, row: str, attack: str, eps: float) -> float | None:

@@ -25,7 +25,7 @@ from mmlda.recipes import RECIPES, Recipe, hat, network, sat
 from mmlda.results import Result, code_version
 from mmlda.sweeps import Job, fit_many, sweep
 
-__all__ = ["Net", "Setup", "attacked", "claim", "networks", "number", "slug", "train", "trained", "tuned"]
+__all__ = ["Net", "Setup", "attacked", "beside", "claim", "networks", "number", "slug", "train", "trained", "tuned"]
 
 # Steps of fine-tuning in the paper (B.2), as a share of those of the training before it.
 TUNING = {"mnist": 10_000 / 20_000, "cifar10": 30_000 / 90_000, "digits": 0.5}
@@ -192,6 +192,14 @@ def attacked(
     where = {"data": setup.data, "model": net.row, **cell, "seed": net.seed}
     result = dataclasses.replace(found, name=name, cell=where, seed=net.seed, note=setup.note, **net.about(), **fields)
     return result, found.read_outcomes(folder), folder
+
+
+def beside(result: Result, paper: float | None) -> Result:
+    """The result with the paper's number beside it, and whether that is reproduced."""
+    ours = None if result.value is None else number(result)
+    holds, rule = numbers.reproduced(result.kind, result.cell["data"], ours, paper)
+    series = {**result.series, "rule": rule} if rule else result.series
+    return dataclasses.replace(result, paper=paper, holds=holds, series=series)
 
 
 def number(result: Result) -> float:

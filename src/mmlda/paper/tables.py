@@ -17,7 +17,7 @@ from mmlda.evaluation import predictions, shares
 from mmlda.evaluation import provenance as traced
 from mmlda.masking import audit
 from mmlda.paper import numbers
-from mmlda.paper.setup import MOST, Net, Setup, attacked, claim, networks, number, slug, tuned
+from mmlda.paper.setup import MOST, Net, Setup, attacked, beside, claim, networks, number, slug, tuned
 from mmlda.results import Result, wilson
 
 __all__ = ["audits", "table1", "table2", "table3", "worst_case"]
@@ -37,7 +37,7 @@ def table1(setup: Setup, rows: Sequence[str] = ("SR", "MM-LDA", "SR (Adam)")) ->
         found = shares(guess, test.labels.cpu(), test.num_classes)
         wrong = int((guess != test.labels.cpu()).sum())
         low, high = wilson(wrong, found.n)
-        results.append(Result(
+        result = Result(
             name=f"table1-{setup.data}-{slug(net.row)}-{net.seed}",
             kind="table1",
             what=f"test error of {net.row} on {setup.data}",
@@ -45,14 +45,15 @@ def table1(setup: Setup, rows: Sequence[str] = ("SR", "MM-LDA", "SR (Adam)")) ->
             value=100 * wrong / found.n,
             unit="%",
             interval=(100 * low, 100 * high),
-            paper=numbers.TABLE1.get((setup.data, net.row)),
             note=setup.note,
             n=found.n,
             seed=net.seed,
             numbers={"balanced_accuracy": found.balanced},
             **net.about(),
             **traced(net.model, test, torch.device(setup.device), net.name),
-        ).save(setup.out, packed({"clean": guess.to(torch.uint8)})))  # fmt: skip
+        )
+        result = beside(result, numbers.TABLE1.get((setup.data, net.row)))
+        results.append(result.save(setup.out, packed({"clean": guess.to(torch.uint8)})))
     errors = {row: [number(r) for r in results if r.cell["model"] == row] for row in rows}
     means = {row: statistics.mean(values) for row, values in errors.items() if values}
     if {"SR", "MM-LDA"} <= means.keys():
@@ -143,9 +144,8 @@ def _table2_cells(
             setup, net, attack, name="-".join(part for part in parts if part), cell=cell, kind="table2",
             what=f"accuracy of {net.row} under {kind} at {eps:g} on {setup.data}",
             n=setup.images(MOST if kind == "JSMA" else None),
-            paper=numbers.table2(setup.data, net.row, kind, eps),
         )  # fmt: skip
-        found.append(result.save(setup.out, outcomes))
+        found.append(beside(result, numbers.table2(setup.data, net.row, kind, eps)).save(setup.out, outcomes))
     return found
 
 
@@ -254,7 +254,6 @@ def carlini(
     result, outcomes, folder = attacked(
         setup, net, attack, name=f"table3-{setup.data}-{slug(net.row)}-{target}-{net.seed}", n=setup.images(MOST),
         cell={"attack": "C&W", "target": target}, kind="table3", unit="distortion",
-        paper=numbers.TABLE3.get((setup.data, net.row)),
         what=f"mean smallest C&W distortion ({target}) of {net.row} on {setup.data}",
     )  # fmt: skip
     distortion, linf = (_broken(setup, outcomes, key) for key in ("distortion", "linf"))
@@ -263,10 +262,11 @@ def carlini(
     extra = {"accuracy": result.value, "share_linf_0.04": float((linf <= 0.04).mean()) if len(linf) else None}
     budget = (search_steps, steps) != (9, 10_000)
     note = "; ".join(w for w in (result.note, f"C&W at {search_steps} x {steps}, not 9 x 10000" if budget else "") if w)
-    return dataclasses.replace(
+    result = dataclasses.replace(
         result, value=mean, interval=None if mean is None else (mean - half, mean + half), note=note,
         numbers={**result.numbers, **extra},
-    ), outcomes, folder  # fmt: skip
+    )  # fmt: skip
+    return beside(result, numbers.TABLE3.get((setup.data, net.row))), outcomes, folder
 
 
 def _broken(setup: Setup, outcomes: bytes, key: str) -> np.ndarray:

@@ -19,8 +19,8 @@ from typing import Any
 
 from mmlda.files import write_whole
 from mmlda.report import figures, gallery, summary, tables
-from mmlda.report.entries import Entry, fixed, grouped, notes_of, number, of_kind, plain
-from mmlda.results import Result, is_result
+from mmlda.report.entries import Entry, fixed, grouped, notes_of, number, of_kind
+from mmlda.results import Result, result_files
 
 __all__ = ["build"]
 
@@ -65,10 +65,8 @@ def build(results: str | Path, out: str | Path, *, title: str | None = None) -> 
 
 def load(folder: str | Path) -> list[Entry]:
     """The results, numbered in the order of their paths, each with the folder it lies in."""
-    if not Path(folder).is_dir():
-        raise ValueError(f"results = {str(folder)!r}: expected a folder of results")
     entries: list[Entry] = []
-    for path in sorted(path for path in Path(folder).rglob("*.json") if is_result(path)):
+    for path in result_files(folder):
         result = Result.load(path)
         for name in ("cell", "numbers", "series", "versions"):
             if not isinstance(getattr(result, name), dict):
@@ -187,15 +185,22 @@ def _latent(entries: list[Entry]) -> list[Figure]:
         label = f"Scatter plot: latent features of {e.model} on {e.data}, a colour a class"
         plots.append(_drawn([e], "latent", partial(figures.latent, e.result.series), label, caption))
     about = "Features of test images in two dimensions (t-SNE); each class’s number stands at its median."
-    return [Figure("fig2", "Figure 2. Latent features", about, plots, [], notes_of(found))] if plots else []
+    findings = _found(entries, "fig2")
+    return [Figure("fig2", "Figure 2. Latent features", about, plots, findings, notes_of(found))] if plots else []
+
+
+def _found(entries: list[Entry], *names: str) -> list[str]:
+    """What was found on some claims, in words."""
+    claims = [e for e in of_kind(entries, "claim") if e.at("claim") in names]
+    return [f"{e.data}: {str(e.result.what).rstrip('.')}." for e in claims]
 
 
 def _biased(entries: list[Entry]) -> list[Figure]:
     """Fig. 3."""
     found = of_kind(entries, "fig3")
-    plots, findings = [], []
+    plots = []
     for data, group in grouped(found, lambda e: e.data).items():
-        sets = [e for e in group if e.at("set") != "all" and number(e.result.value) is not None]
+        sets = [e for e in group if number(e.result.value) is not None]
         values = {
             model: {
                 name: sum(float(e.result.value or 0) for e in same) / len(same)
@@ -208,26 +213,10 @@ def _biased(entries: list[Entry]) -> list[Figure]:
         if values:
             label = f"Dot plot: accuracy on the class-biased sets of {data}, by network"
             plots.append(_drawn(sets, "biased", partial(figures.biased, values), label, data))
-        findings += [f"{data}: {said}." for said in map(_paired, group) if said]
     about = "Accuracy where classes are unequally frequent in training and testing: BP1 graded, BP2 one class ahead."
+    findings = _found(entries, "fig3", "priors")
     made = Figure("fig3", "Figure 3. Class-biased data", about, plots, findings, notes_of(found))
-    return [made] if plots or findings else []
-
-
-def _paired(entry: Entry) -> str:
-    """The paired test over the biased sets, in words; "" of any other result."""
-    if entry.at("set") != "all":
-        return ""
-    numbers = entry.result.numbers
-    mean, p, share = number(entry.result.value), number(numbers.get("p_value")), number(numbers.get("agreement"))
-    said = []
-    if mean is not None:
-        said.append(f"MM-LDA − SR is {fixed(mean, 2, sign=True)} points on average")
-    if p is not None:
-        said.append(("p < 0.001" if p < 0.001 else f"p = {p:.3f}") + " in a paired test")
-    if share is not None:
-        said.append(f"uniform and true priors give the same label to {fixed(100 * share, 2)}% of the images")
-    return "; ".join(said)
+    return [made] if plots else []
 
 
 def _counted(name: str) -> tuple[str, int]:
@@ -239,11 +228,11 @@ def _counted(name: str) -> tuple[str, int]:
 def _chosen(entries: list[Entry]) -> list[Figure]:
     """Fig. 5."""
     found = of_kind(entries, "fig5")
-    plots, findings = [], []
+    best = {e.data: number(e.result.value) for e in of_kind(entries, "claim") if e.at("claim") == "fig5"}
+    plots = []
     for data, group in grouped(found, lambda e: e.data).items():
         points = [e for e in group if None not in (number(e.result.cell.get("log10_C")), number(e.result.value))]
         points.sort(key=lambda e: float(e.result.cell["log10_C"]))
-        best = next((number(e.result.value) for e in group if e.at("C") == "best"), None)
         if points:
             x, y, spread = zip(
                 *(
@@ -256,14 +245,13 @@ def _chosen(entries: list[Entry]) -> list[Figure]:
                 )
             )
             label = f"Line chart: cross-validated error on {data} against log10 of C"
-            plots.append(_drawn(points, "folds", partial(figures.cross_validation, x, y, spread, best), label, data))
-        if best is not None:
-            findings.append(f"{data}: the best log₁₀ C is {plain(best)}.")
+            draw = partial(figures.cross_validation, x, y, spread, best.get(data))
+            plots.append(_drawn(points, "folds", draw, label, data))
     about = (
         "Cross-validated error of MM-LDA against C, the squared norm of its means; the band is a standard deviation."
     )
-    made = Figure("fig5", "Figure 5. The choice of C", about, plots, findings, notes_of(found))
-    return [made] if plots or findings else []
+    made = Figure("fig5", "Figure 5. The choice of C", about, plots, _found(entries, "fig5"), notes_of(found))
+    return [made] if plots else []
 
 
 def _theory(entries: list[Entry]) -> list[Figure]:

@@ -38,7 +38,11 @@ PARTS = {
     "theory": "Theory",
     "audit": "Audit",
     "evaluation": "Evaluation",
+    "claim": "Claims",
 }
+# Where the paper makes a claim, by the first word of the claim's name.
+CLAIMED = {"table1": "table1", "adam": "table1", "table2": "table2", "table3": "table3", "success": "table3",
+           "fig2": "fig2", "fig3": "fig3", "priors": "fig3", "fig4": "fig4", "fig5": "fig5"}  # fmt: skip
 MOST = 8  # lines of each kind of source
 TONES = {"real": "good", "none": "bad", "masked": "bad", "mixed": "open"}
 PHRASES = {
@@ -80,11 +84,12 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Finding:
-    """Whether a claim holds in one place, and what was found there."""
+    """Whether a claim holds in one place, what was found there, and by which rule it was judged."""
 
     where: str
     holds: bool | None
     words: str
+    rule: str
     ids: tuple[int, ...]
 
 
@@ -190,7 +195,8 @@ def claims(entries: list[Entry]) -> list[Claim]:
     made = []
     for kind, part in PARTS.items():
         here = of_kind(entries, kind)
-        said = [e for e in here if isinstance(e.result.paper, str) and e.result.paper]
+        said = [e for e in here if kind != "claim" and isinstance(e.result.paper, str) and e.result.paper]
+        said += [e for e in of_kind(entries, "claim") if CLAIMED.get(e.at("claim").split("-")[0], "claim") == kind]
         for sentence, group in grouped(said, lambda e: str(e.result.paper)).items():
             made.append(Claim(part, sentence, [_finding(e) for e in group]))
         if kind in TABLE_CLAIMS:
@@ -204,18 +210,12 @@ def claims(entries: list[Entry]) -> list[Claim]:
 def _finding(entry: Entry) -> Finding:
     result, value = entry.result, number(entry.result.value)
     where = " · ".join(word for word in (entry.data, entry.model) if word)
-    found = f"{plain(value)}{_unit(str(result.unit))}" if value is not None else ""
-    extra = []
-    p = number(result.numbers.get("p_value"))
-    if p is not None:
-        extra.append("p < 0.001" if p < 0.001 else f"p = {p:.3f}")
-    share = number(result.numbers.get("agreement"))
-    if share is not None:
-        extra.append(f"both priors agree on {fixed(100 * share, 2)}% of the labels")
     what = str(result.what).rstrip(".")
-    text = ": ".join(word for word in (what[:1].upper() + what[1:], found) if word)
+    text = what[:1].upper() + what[1:]
+    if result.kind != "claim" and value is not None:  # a claim's sentence has its numbers in it
+        text += f": {plain(value)}{_unit(str(result.unit))}"
     holds = result.holds if isinstance(result.holds, bool) else None
-    return Finding(where, holds, text + "".join(f"; {word}" for word in extra), (entry.id,))
+    return Finding(where, holds, text + ".", str(result.series.get("rule", "")), (entry.id,))
 
 
 def _unit(unit: str) -> str:
@@ -227,11 +227,12 @@ def _tally(data: str, group: list[Entry]) -> Finding:
     decided = [e.result.holds for e in group if isinstance(e.result.holds, bool)]
     holds = all(decided) if decided else None
     apart = [d for d in (e.result.difference for e in group) if d is not None]
-    said = [f"it holds in {sum(decided)} of {len(decided)} results" if decided else "", agreement(group).rstrip(".")]
+    said = [f"it holds for {sum(decided)} of {len(decided)} numbers" if decided else "", agreement(group).rstrip(".")]
     if apart:
         said.append(f"the largest difference is {fixed(max(apart, key=abs), 2, sign=True)}")
     text = "; ".join(word[:1].lower() + word[1:] for word in said if word)
-    return Finding(data, holds, text[:1].upper() + text[1:], tuple(e.id for e in group))
+    rules = {str(e.result.series.get("rule", "")) for e in group}
+    return Finding(data, holds, text[:1].upper() + text[1:] + ".", ", ".join(sorted(rules)), tuple(e.id for e in group))
 
 
 def key_numbers(entries: list[Entry]) -> list[Group]:
@@ -264,7 +265,7 @@ def key_numbers(entries: list[Entry]) -> list[Group]:
             title = f"{chosen[0].model}: {name[:1].lower()}{name[1:]}" if chosen[0].model else name
             aside = " · ".join(word for word in said if word)
             tiles.append(Tile(title, cell, unit if cell.sort is not None else "", aside))
-        best = [e for e in of_kind(here, "fig5") if e.at("C") == "best"]
+        best = [e for e in of_kind(here, "claim") if e.at("claim") == "fig5"]
         if best:
             tiles.append(Tile("MM-LDA: best log₁₀ C", ours(best, 1), "", ""))
         if tiles:
@@ -292,7 +293,7 @@ def scale(entries: list[Entry], most: int = 6) -> list[tuple[str, str]]:
     """What the results' notes say, each with what it is about: the scale, where it is not the paper's."""
     made = []
     names = list(PARTS.values())
-    noted = sorted((e for e in entries if e.result.note), key=lambda e: by_data(e.data))
+    noted = sorted((e for e in entries if e.result.note and e.result.kind != "claim"), key=lambda e: by_data(e.data))
     for note, group in grouped(noted, lambda e: str(e.result.note)).items():
         where = sorted({e.data for e in group if e.data}, key=by_data)
         parts = sorted({PARTS.get(e.result.kind, str(e.result.kind)) for e in group}, key=rank(names))
