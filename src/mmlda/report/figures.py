@@ -117,16 +117,17 @@ def cross_validation(log10_c: Sequence[float], error: Sequence[float], std: Sequ
 
 
 def curves(lines: Sequence[Mapping[str, Any]], prefix: str) -> str:
-    """The theory: named curves in one panel; logarithmic where x spans more than two decades."""
+    """The theory: named curves in one panel; an axis is logarithmic where it spans more than two decades."""
 
     def draw(ax: Axes) -> None:
-        spans = [v for line in lines for v in line["x"]]
         for k, line in enumerate(lines):
             ax.plot(line["x"], line["y"], color=SERIES[k % 6], label=clip(line.get("name", ""), 34),
                     linestyle=("-", (0, (5, 2)), (0, (2, 2)), (0, (6, 2, 1.5, 2)))[k % 4])  # fmt: skip
-        if min(spans) > 0 and max(spans) / min(spans) > 100:
-            ax.set_xscale("log")
-            ax.xaxis.set_major_formatter(lambda v, _: plain(v))
+        for key, axis in (("x", ax.xaxis), ("y", ax.yaxis)):
+            values = [v for line in lines for v in line[key]]
+            if min(values) > 0 and max(values) / min(values) > 100:
+                getattr(ax, f"set_{key}scale")("log")
+                axis.set_major_formatter(lambda v, _: plain(v))
         ax.set(xlabel=clip(lines[0].get("xlabel", "")), ylabel=clip(lines[0].get("ylabel", ""), 28))
         if any(line.get("name") for line in lines):
             _legend(ax)
@@ -141,7 +142,8 @@ def accuracies(rows: Sequence[Mapping[str, Any]], model: str, prefix: str) -> st
     def draw(ax: Axes) -> None:
         for k, row in enumerate(rows):
             value = float(row["accuracy"])
-            name = ", ".join(str(word) for word in (row.get("name"), row.get("surface")) if word)
+            surface = row.get("surface") if row.get("surface") != "logits" else ""  # what attacks differentiate anyway
+            name = ", ".join(str(word) for word in (row.get("name"), surface) if word)
             name += f", ε = {plain(row.get('eps'))}" if len(sizes) > 1 and row.get("eps") is not None else ""
             ax.barh(k, 100.0, height=0.34, color=RULE, alpha=0.55)
             ax.barh(k, value, height=0.34, color=colour(model))

@@ -166,8 +166,7 @@ def headline(found: list[Verdict]) -> str:
     focus = [v for v in found if v.model.startswith("MM-LDA")] or found
     places: dict[tuple[str, str], list[str]] = {}
     for v in focus:
-        several = len({w.word for w in focus if (w.data, w.model) == (v.data, v.model)}) > 1
-        where = f"{v.data} at ε = {v.eps}" if several and v.eps else v.data
+        where = f"{v.data} at ε = {v.eps}" if v.eps else v.data
         here = places.setdefault((v.model or "the network", v.word), [])
         if where not in here:
             here.append(where)
