@@ -130,7 +130,8 @@ def test_the_verdict_comes_first_then_claims_then_key_numbers(page):
     order = [n for n in page.all() if n["name"] in ("h2", "h3") or "lead" in (n["at"].get("class") or "").split()]
     assert [said(n).replace("\u2011", "-") for n in order[:4]] == [
         "Summary",
-        "MM-LDA has no robustness on digits; MM-LDA only looks robust on CIFAR-10, where its gradients are masked.",
+        "MM-LDA has no robustness on digits at ε = 0.04; MM-LDA only looks robust on CIFAR-10 at ε = 0.04, where its "
+        "gradients are masked.",
         "What the paper claims",
         "Key numbers",
     ]
@@ -142,13 +143,13 @@ def test_the_verdict_comes_first_then_claims_then_key_numbers(page):
 @pytest.mark.parametrize(
     ("verdicts", "words"),
     [
-        ({("digits", "MM-LDA"): "real"}, "MM-LDA’s robustness is real on digits."),
-        ({("digits", "SR"): "mixed"}, "The evidence on SR is mixed on digits."),
+        ({("digits", "MM-LDA"): "real"}, "MM-LDA’s robustness is real on digits at ε = 0.1."),
+        ({("digits", "SR"): "mixed"}, "The evidence on SR is mixed on digits at ε = 0.1."),
         (
             {("digits", "SR"): "real", ("digits", "MM-LDA"): "none", ("mnist", "MM-LDA"): "none"},
-            "MM-LDA has no robustness on digits and MNIST.",
+            "MM-LDA has no robustness on digits at ε = 0.1 and MNIST at ε = 0.1.",
         ),
-        ({("digits", "MM-LDA"): "{odd}"}, "MM-LDA on digits: {odd}."),
+        ({("digits", "MM-LDA"): "{odd}"}, "MM-LDA on digits at ε = 0.1: {odd}."),
     ],
 )
 def test_the_headline_is_about_mm_lda_in_plain_words(verdicts, words):
