@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 
 import mmlda
+from mmlda.report import build
 
 here = Path(mmlda.__file__).resolve()
 assert "site-packages" in here.parts, f"imported from the checkout, not from the wheel: {here}"
@@ -23,6 +24,14 @@ clean = mmlda.accuracy(model, test).accuracy
 assert clean > 0.9, clean
 attacked = mmlda.attacks.BIM(eps=0.2)(model, test.pixels(), test.labels)
 assert float(attacked.success.float().mean()) > 0.3
+
+found = mmlda.evaluate(model, test, [mmlda.attacks.FGSM(eps=0.1)], n=50, out="evaluation", show=False)
+assert found.attacks[0].value < found.clean.value
+verdict = mmlda.audit(model, test, eps=0.3, n=30, show=False)
+assert verdict.value == "none", verdict.value
+verdict.save("evaluation")
+page = build("evaluation", "report.html").read_text(encoding="utf-8")
+assert "Is the robustness real?" in page and "<style>" in page
 
 shipped = mmlda.load("mnist-mmlda")
 assert shipped(torch.rand(1, 1, 28, 28)).shape == (1, 10)

@@ -3,13 +3,16 @@
 import contextlib
 import io
 import json
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
+from safetensors.torch import load_file, save
 
 from mmlda import cli
+from mmlda.results import Result
 
 
 def mmlda(*words, code=0):
@@ -90,6 +93,18 @@ def test_fine_tuning_from_a_run(run, tmp_path):
         (("theory", "--classes", "1"), "L"),
         (("means", "--dim", "0"), "dim"),
         (("data", "check", "imagenet"), "imagenet"),
+        (("evaluate", "mnist-sr", "--attack", "magic:0.1"), "attack = 'magic'"),
+        (("evaluate", "mnist-sr", "--attack", "bim:much"), "attack = 'bim:much'"),
+        (("evaluate", "mnist-sr", "--attack", "bim"), "BIM needs eps"),
+        (("evaluate", "mnist-sr", "--attack", "cw:0.1"), "eps = 0.1"),
+        (("audit", "nowhere", "--eps", "0.1"), "source = 'nowhere'"),
+        (("audit", "mnist-sr", "--eps", "-1"), "eps"),
+        (("reproduce",), "name is missing"),
+        (("reproduce", "table9"), "name = 'table9'"),
+        (("reproduce", "table1", "--seeds", "a"), "seeds = 'a'"),
+        (("reproduce", "table1", "--shipped"), "shipped"),
+        (("reproduce", "--verify", "OUT"), "no file is there"),
+        (("report", "OUT"), "expected result files"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(words, what, tmp_path):
@@ -120,6 +135,81 @@ def test_data_and_models(tmp_path):
     assert mmlda("--version").stdout.strip() == __import__("mmlda").__version__
 
 
-@pytest.mark.parametrize("command", ["train", "attack", "demo", "theory", "means", "models"])
+def test_evaluate_is_a_table_or_json(run, tmp_path):
+    words = ("evaluate", run[0], "--attack", "bim:0.1", "--attack", "fgsm:0.1", "--n", 60, "--out", tmp_path,
+             "--temperature")  # fmt: skip
+    text = mmlda(*words).stdout
+    assert "BIM 0.1" in text and "95% interval" in text and "at temperature" in text
+    results = json.loads(mmlda(*words, "--json").stdout)
+    assert [r["cell"].get("attack") for r in results] == [None, "BIM", "FGSM"]
+    assert results[1]["value"] <= results[2]["value"] < results[0]["value"]
+    assert {path.stem for path in tmp_path.glob("*.json")} == {r["name"] for r in results}
+
+
+def test_audit_says_its_verdict_and_leaves_a_picture(run, tmp_path):
+    folder, _ = run
+    words = ("audit", folder, "--eps", 0.3, "--n", 30, "--out", tmp_path)
+    text = mmlda(*words).stdout
+    assert text.lower().startswith("none") and "zero gradients" in text
+    assert (tmp_path / "audit.png").read_bytes()[:4] == b"\x89PNG"
+    assert json.loads(mmlda(*words, "--json").stdout)["value"] == "none"
+
+
+def test_reproduce_verify_and_report_belong_together(tmp_path):
+    results, page = tmp_path / "results", tmp_path / "page.html"
+    text = mmlda("reproduce", "table1", "--steps", 40, "--out", results).stdout
+    assert "test error of MM-LDA on digits" in text and "HOLDS: " in text and f"mmlda report {results}" in text
+    found = json.loads(mmlda("reproduce", "table1", "--steps", 40, "--out", results, "--json").stdout)
+    assert {r["kind"] for r in found} == {"table1", "claim"}
+    one = results / "table1-digits-sr-0.json"
+    assert "agrees on 200 of its images" in mmlda("reproduce", "--verify", one).stdout
+    assert json.loads(mmlda("reproduce", "--verify", one, "--n", 50, "--json").stdout)["n"] == 50
+    address = mmlda("report", results, "-o", page).stdout.strip()
+    assert address == page.resolve().as_uri() and "Table 1" in page.read_text(encoding="utf-8")
+    outcomes = load_file(results / "table1-digits-sr-0.safetensors")
+    lied = save({"clean": (outcomes["clean"] + 1) % 10})
+    Result.load(one).save(results, lied)
+    assert "DOES NOT AGREE" in mmlda("reproduce", "--verify", one, code=1).stdout
+
+
+def test_theory_and_means_are_plotted(tmp_path):
+    for words in (("theory", "--classes", 3), ("means", "--classes", 12, "--dim", 8)):
+        for ending, start in ((".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")):
+            path = tmp_path / f"{words[0]}{ending}"
+            assert str(path) in mmlda(*words, "--plot", path).stdout and path.read_bytes().startswith(start)
+    assert "expected a .png" in mmlda("theory", "--plot", tmp_path / "x.bmp", code=2).stderr
+
+
+def test_tab_completion_offers_commands_options_and_names():
+    """As the shell asks: through an environment variable, in a process of its own."""
+
+    def complete(*words):
+        asked = {"_MMLDA_COMPLETE": "complete_bash", "COMP_WORDS": "mmlda " + " ".join(words),
+                 "COMP_CWORD": str(len(words))}  # fmt: skip
+        code = "import sys; sys.argv[0] = 'mmlda'; from mmlda.cli import main; main()"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120,
+                              env={**os.environ, **asked})  # fmt: skip
+        return done.stdout.split()
+
+    assert {"reproduce", "audit", "report"} <= set(complete("re")) | set(complete("au"))
+    assert "cifar10-mmlda" in complete("audit", "cifar")
+    assert "table2" in complete("reproduce", "ta")
+
+
+@pytest.mark.long
+def test_the_demo_is_a_report_in_the_end(tmp_path):
+    text = mmlda("demo", "--out", tmp_path).stdout
+    assert "audit of MM-LDA: NONE" in text and (tmp_path / "report.html").resolve().as_uri() in text
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    for part in ("Table 1", "Table 2", "Table 3", "Figure 2", "Figure 3", "Figure 4", "Figure 5", "Theory"):
+        assert part in page
+    names = {result["kind"] for result in json.loads(mmlda("demo", "--out", tmp_path, "--json").stdout)}
+    assert names == {"theory", "table1", "fig2", "table2", "worst", "audit", "table3", "fig4", "fig3", "fig5", "claim"}
+
+
+COMMANDS = ("train", "attack", "demo", "theory", "means", "models", "evaluate", "audit", "reproduce", "report")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_an_example(command):
     assert f"Example: mmlda {command}" in mmlda(command, "--help").stdout

@@ -76,7 +76,7 @@ def theory_curves(path: str | Path, num_classes: int, C: float) -> Path:
     figure = Figure(figsize=(8.4, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     left.loglog(Cs, [float(theory.expected_distance(d)) for d in delta], label="E[d] between two classes")
-    left.loglog(Cs, [float(theory.robustness_bound(L, c)) for c in Cs], "--", label="bound of Theorem 3")
+    left.loglog(Cs, [float(theory.robustness_bound(L, c)) for c in Cs], "--", label="Theorem 3: bound on min Delta / 2")
     left.set(xlabel="C", ylabel="distance to the boundary", title=f"{L} classes")
     errors = [float(theory.bayes_error(generate_opt_means(C=c, p=max(L - 1, 1), L=L))) for c in Cs[:31]]
     right.semilogx(Cs[:31], errors)

@@ -102,6 +102,8 @@ class Result:
     @classmethod
     def load(cls, path: str | Path) -> Result:
         """Read one file; fields that a later schema adds to have their defaults in older files."""
+        if not Path(path).is_file():
+            raise ValueError(f"{path}: expected the JSON file of a result, and no file is there")
         try:
             values = json.loads(Path(path).read_text())
         except (ValueError, UnicodeDecodeError):

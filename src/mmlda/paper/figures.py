@@ -192,7 +192,7 @@ def semantic(noise: Tensor, images: Tensor) -> tuple[Tensor, float]:
     return r.diagonal() > limit, limit
 
 
-def fig4(setup: Setup, *, search_steps: int = 9, steps: int = 10_000, shown: int = 12) -> list[Result]:
+def fig4(setup: Setup, *, search_steps: int = 9, steps: int = 10_000, shown: int = 10) -> list[Result]:
     """Images, noises (x* - x) / 2 of C&W, and the share of noises that look like their image."""
     results: list[Result] = []
     shares: dict[str, list[float]] = {}
