@@ -3,6 +3,9 @@
 import dataclasses
 import json
 import math
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -239,3 +242,31 @@ def test_shipped_networks_are_used_as_they_are(tmp_path, monkeypatch):
     assert results[0].paper == 0.38 and results[0].network["name"] == "mnist-sr" and results[0].steps == 20_000
     assert not (tmp_path / "networks").exists()
     assert build(mmlda.zoo.about("mnist-sr")["model"]).config  # what verification builds
+
+
+@pytest.mark.long
+def test_a_killed_reproduction_goes_on_job_by_job(tmp_path):
+    """Killed while it trains, while it attacks and while it fine-tunes; the end is that of a run that was not."""
+
+    def start(out):
+        command = [sys.executable, "-m", "mmlda", "reproduce", "table2", "--steps", "60", "--n", "16", "--out", out]
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    assert start(tmp_path / "whole").wait(timeout=300) == 0
+    out = tmp_path / "killed"
+    kills = 0
+    moments = (("networks/runs/*/run.json", 1), ("table2-*.json", 2), ("table2-*.json", 9), ("networks/*sat*", 2))
+    for pattern, count in moments:
+        with start(out) as process:
+            while process.poll() is None and len(list(out.glob(pattern))) < count:
+                time.sleep(0.01)
+            kills += process.poll() is None
+            process.kill()
+    assert kills >= 3
+    stamps = {path: path.stat().st_mtime_ns for path in out.glob("networks/*.safetensors")}
+    assert start(out).wait(timeout=300) == 0
+    assert stamps and all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())  # not trained again
+    whole, killed = ({r.name: r for r in load_all(folder)} for folder in (tmp_path / "whole", out))
+    assert whole.keys() == killed.keys()
+    for name, result in whole.items():
+        assert (result.value, result.numbers) == (killed[name].value, killed[name].numbers), name
