@@ -344,11 +344,12 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_used(digits, tmp_
     assert same(whole, again)
 
 
-def test_a_truncated_network_is_refused_and_made_again_from_the_checkpoint(digits, tmp_path):
+@pytest.mark.parametrize("damage", [lambda b: b[:-50], lambda b: b[:-50] + bytes([b[-50] ^ 1]) + b[-49:]])
+def test_a_truncated_or_altered_network_is_refused_and_made_again_from_the_checkpoint(digits, tmp_path, damage):
     whole, _ = train(digits[0], out=tmp_path)
     path = tmp_path / "model.safetensors"
     content = path.read_bytes()
-    path.write_bytes(content[:-50])
+    path.write_bytes(damage(content))
     with pytest.warns(UserWarning, match="network refused"):
         assert same(weights(mmlda.load(tmp_path)), whole)
     with pytest.warns(UserWarning, match="network refused"):

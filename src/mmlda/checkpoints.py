@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load as load_bytes
 from safetensors.torch import load_file
 from safetensors.torch import save as save_bytes
@@ -24,7 +24,7 @@ from mmlda._version import __version__
 from mmlda.files import write_json, write_whole
 from mmlda.models import build
 
-__all__ = ["final", "load", "newest", "packed", "save", "save_tensors", "versions"]
+__all__ = ["final", "load", "newest", "packed", "save", "save_final", "save_tensors", "versions"]
 
 FORMAT = 1
 KEEP = 2
@@ -93,11 +93,24 @@ def newest(folder: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]] | Non
 def final(folder: str | Path) -> dict[str, Tensor] | None:
     """The weights of a finished run; None where it is not finished, or, with a warning, where they are damaged."""
     path = Path(folder) / "model.safetensors"
+    if not path.is_file():
+        return None
     try:
-        return load_file(path) if path.is_file() else None
-    except SafetensorError as error:
+        with safe_open(path, "pt") as file:
+            digest = (file.metadata() or {}).get("sha256")  # older files have none
+        weights = load_file(path)
+        if digest not in (None, hashlib.sha256(packed(weights)).hexdigest()):
+            raise ValueError("the weights are altered (SHA-256 differs)")
+        return weights
+    except (SafetensorError, ValueError) as error:
         warnings.warn(f"network refused: {path}: {error}; trying the newest checkpoint", stacklevel=2)
         return None
+
+
+def save_final(folder: str | Path, weights: dict[str, Tensor]) -> Path:
+    """The weights of a finished run, with their SHA-256 in the file's header."""
+    about = {"sha256": hashlib.sha256(packed(weights)).hexdigest()}
+    return save_tensors(Path(folder) / "model.safetensors", weights, about)
 
 
 def versions(device: torch.device) -> dict[str, str]:

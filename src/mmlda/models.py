@@ -78,8 +78,11 @@ class _Block(nn.Module):
         if self.preactivation:
             h = self.conv1(F.relu(self.norm1(x)))
             return self.shortcut(x) + self.conv2(F.relu(self.norm2(h)))
-        h = F.relu(self.norm1(self.conv1(x)))
-        return F.relu(self.shortcut(x) + self.norm2(self.conv2(h)))
+        # In place where nothing else needs the values: memory traffic is a fifth of a step on a CPU.
+        h = F.relu_(self.norm1(self.conv1(x)))
+        h = self.norm2(self.conv2(h))
+        h += self.shortcut(x)
+        return F.relu_(h)
 
 
 class ResNet(nn.Module):

@@ -200,7 +200,7 @@ def sitting(
     fast_convolutions(model, False)
     if out is not None:
         if share()[0] == 0:
-            checkpoints.save_tensors(out / "model.safetensors", model.state_dict())
+            checkpoints.save_final(out, model.state_dict())
         lock.release()
 
 
