@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 
 from mmlda.cli import app
@@ -45,7 +46,7 @@ def run_page(page, folder, monkeypatch):
             assert before.startswith("<!-- no-run: "), f"{page.name}:{line}: no-run without a reason"
         elif kind == "python":
             out = io.StringIO()
-            with contextlib.redirect_stdout(out):
+            with contextlib.redirect_stdout(out), torch.random.fork_rng(devices=[]):  # pages set the seed
                 exec(compile("\n" * line + code, str(page), "exec"), space)
             said = [masked(printed) for printed in out.getvalue().splitlines()]
         elif kind == "text":
