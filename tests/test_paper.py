@@ -221,7 +221,7 @@ def test_a_false_number_another_network_and_other_data_are_found_out(setup, tabl
     with pytest.raises(ValueError, match="other test images"):
         verify(tmp_path / f"{result.name}.json")
     theory = paper.theory_figure(setup)[0]
-    with pytest.raises(ValueError, match="outcomes"):
+    with pytest.raises(ValueError, match=r"an outcome for each image.*not theory"):
         verify(setup.out / f"{theory.name}.json")
 
 

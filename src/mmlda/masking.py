@@ -156,7 +156,7 @@ def _judge(case: Case) -> tuple[str, str, list[dict[str, Any]]]:
         "by another attack or out of reach of any gradient.", hidden)  # fmt: skip
     survives = _above(proven.sum(), n, chance)
     say("survivors", f"{percent(proven):.1f}% survive every attack, where the attacks demonstrably work; a constant "
-        f"answer has {100 * chance:.1f}%.", percent(proven), 100 * chance, survives)  # fmt: skip
+        f"answer has {100 * chance:.1f}%.", percent(proven), 100 * chance, survives or None)  # no survivors, no fault
 
     exact = number["zero_gradient_float64"]
     beside = "" if exact is None else f"; in float64 for {exact:.1f}%"

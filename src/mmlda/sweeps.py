@@ -30,7 +30,7 @@ from mmlda.files import write_json, write_whole
 from mmlda.models import build
 from mmlda.progress import progress
 from mmlda.recipes import Recipe, network
-from mmlda.training import Options, Run, interruptible, sitting
+from mmlda.training import Options, Run, difference, interruptible, sitting
 
 __all__ = ["Job", "cross_validate", "fit_many", "sweep"]
 
@@ -224,8 +224,8 @@ def _finished(job: Job, folder: Path) -> dict[str, Any] | None:
     record = json.loads(path.read_text())
     for key, value in _about(job).items():
         if record.get(key) != value:
-            raise ValueError(f"{path} is the result of another job: its {key} is {record.get(key)!r}, not {value!r}; "
-                             "choose another folder or name")  # fmt: skip
+            what = difference(key, record.get(key), value)
+            raise ValueError(f"{path} is the result of another job: {what}; choose another folder or name")
     return record
 
 
@@ -283,6 +283,8 @@ def _here(jobs: list[Job], folder: Path, device: str, at_once: int) -> Iterable[
 
 
 def _on_ray(jobs: list[Job], device: str, address: str) -> Iterable[dict[str, Any]]:
+    if not jobs:
+        return
     try:
         import ray
     except ImportError:

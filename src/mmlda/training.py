@@ -287,7 +287,7 @@ def _open(run: Run, data: ImageData, device: torch.device) -> None:
         there = json.loads(path.read_text())
         for part, value in about.items():
             if there.get(part) != value:
-                what = _difference(part, there.get(part), value)
+                what = difference(part, there.get(part), value)
                 raise ValueError(f"out = {str(run.out)!r} holds another run: {what}; choose another folder")
     elif share()[0] == 0:
         write_json(path, {**about, "versions": checkpoints.versions(device)})
@@ -295,7 +295,8 @@ def _open(run: Run, data: ImageData, device: torch.device) -> None:
         dist.barrier()
 
 
-def _difference(part: str, there: Any, asked: Any) -> str:
+def difference(part: str, there: Any, asked: Any) -> str:
+    """In words, where what was asked for is not what is there."""
     if isinstance(there, dict) and isinstance(asked, dict):
         for key in sorted({*there, *asked}):
             if there.get(key) != asked.get(key):

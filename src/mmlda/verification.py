@@ -70,7 +70,7 @@ def verify(
     """
     path = Path(path)
     result = Result.load(path)
-    claimed = load_tensors(result.read_outcomes(path.parent))
+    claimed = {} if result.outcomes is None else load_tensors(result.read_outcomes(path.parent))
     if "clean" not in claimed or result.data is None or result.network is None:
         raise ValueError(f"{path}: expected a result with an outcome for each image: table1, table2, table3, worst "
                          f"or evaluation, not {result.kind}")  # fmt: skip
