@@ -19,6 +19,7 @@ from mmlda.models import build
 from mmlda.paper import Setup, numbers
 from mmlda.paper.figures import semantic
 from mmlda.paper.setup import networks, tuned
+from mmlda.paper.suspects import VARIANTS, VIEWS, clipped, verdict
 from mmlda.paper.tables import compare, ratio_interval
 from mmlda.results import Result, load_all
 from mmlda.verification import verify
@@ -270,3 +271,58 @@ def test_a_killed_reproduction_goes_on_job_by_job(tmp_path):
     assert whole.keys() == killed.keys()
     for name, result in whole.items():
         assert (result.value, result.numbers) == (killed[name].value, killed[name].numbers), name
+
+
+# ----------------------------------------------------------------------------------------------- suspects
+
+
+def test_every_suspect_is_tried_in_every_view(tmp_path):
+    setup = Setup(data="digits", out=tmp_path, steps=40, n=4, show=False)
+    chosen = ("SR", "MM-LDA", "centre loss")
+    found = paper.suspects(setup, chosen)
+    cells = {(r.cell["model"], r.cell["view"], r.cell["attack"], r.cell["eps"]): r for r in found[:-1]}
+    assert len(cells) == 3 * 3 * (1 + 2 * len(VIEWS))
+    assert found[-1].cell["claim"] == "suspects" and "no numbers to explain" in found[-1].what
+    recipes = {r.cell["model"]: r.recipe for r in found[:-1]}
+    assert recipes["centre loss"]["loss"] == "joint" and recipes["MM-LDA"]["loss"] == "ce"
+    for name, (model, recipe) in VARIANTS.items():
+        assert name in ("SR", "MM-LDA") or bool(model) != bool(recipe)  # one thing each
+    assert [r.value for r in paper.suspects(setup, chosen)] == [r.value for r in found]  # and nothing twice
+
+
+def test_clipped_probabilities_stand_still_where_logits_do_not():
+    """A confident network: a gap of 20 nats is nothing to float32, and too much for clipped probabilities."""
+    x = torch.full((3, 1, 2, 2), 0.5)
+    y = torch.zeros(3, dtype=torch.int64)
+
+    def model(t):
+        s = t.flatten(1).sum(1)
+        return torch.stack([20 - 5 * (s - 2), 5 * (s - 2)], 1)
+
+    assert BIM(eps=0.1)(model, x, y).zero_gradient == 0
+    still = BIM(eps=0.1, loss=clipped)(model, x, y)
+    assert still.zero_gradient == 1 and torch.equal(still.x_adv, x)
+
+
+def test_the_suspects_are_judged_by_the_rule():
+    """Cells made up to look like the paper, in part, or not; and the two ways in which a look does not count."""
+
+    def cells(model, shift, worst, view="logits"):
+        for eps in numbers.EPS:
+            yield cell(model, "worst case", "WorstCase", eps, worst)
+            for kind in ("FGSM", "BIM"):
+                yield cell(model, view, kind, eps, numbers.table2("cifar10", "MM-LDA", kind, eps) + shift[kind])
+
+    def cell(model, view, kind, eps, value):
+        where = {"data": "cifar10", "model": model, "view": view, "attack": kind, "eps": eps}
+        paper_says = numbers.table2("cifar10", "MM-LDA", kind, eps)
+        return Result(name="x", kind="suspect", what="", cell=where, value=value, paper=paper_says)
+
+    near, apart = {"FGSM": -9.0, "BIM": 5.0}, {"FGSM": -9.0, "BIM": -60.0}
+    honest = [cell("SR", "logits", "BIM", 0.12, 4.0)]
+    assert verdict([*honest, *cells("a", near, 0.0)]) == {("a", "logits"): "explains"}
+    assert verdict([*honest, *cells("a", apart, 0.0)]) == {("a", "logits"): "in part"}
+    assert verdict([*honest, *cells("a", {"FGSM": -30.0, "BIM": -60.0}, 0.0)]) == {("a", "logits"): "no"}
+    assert verdict([*honest, *cells("a", near, 60.0)]) == {("a", "logits"): "no"}  # it is robust
+    fooled = [cell("SR", "logits", "BIM", 0.12, 80.0)]
+    assert verdict([*fooled, *cells("a", near, 0.0)]) == {("a", "logits"): "no"}  # SR looks robust too

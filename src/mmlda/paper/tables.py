@@ -20,7 +20,7 @@ from mmlda.paper import numbers
 from mmlda.paper.setup import MOST, Net, Setup, attacked, beside, claim, networks, number, slug, tuned
 from mmlda.results import Result, wilson
 
-__all__ = ["audits", "table1", "table2", "table3", "worst_case"]
+__all__ = ["audits", "kept", "table1", "table2", "table3", "worst_case"]
 
 EPS = numbers.EPS
 RGB_EPS = (2 / 255, 4 / 255, 8 / 255)  # what the field uses on CIFAR-10
@@ -190,19 +190,19 @@ def audits(setup: Setup, rows: Sequence[str] = ("SR", "MM-LDA"), n: int = 200) -
     for net in nets:
         name = f"audit-{setup.data}-{slug(net.row)}-{eps:g}-{net.seed}"
         about = traced(net.model, test.subset(slice(n)), torch.device(setup.device), net.name)
-        kept = _kept(setup.out / f"{name}.json", about["network"]["sha256"], n)
-        if kept is None:
+        there = kept(setup.out / f"{name}.json", about["network"]["sha256"], n)
+        if there is None:
             others = [other.model for other in nets if other.row != net.row]
             found = audit(net.model, test, eps=eps, n=n, surrogate=others[0] if others else None, device=setup.device,
                           show=setup.show)  # fmt: skip
             cell = {"data": setup.data, "model": net.row, "eps": eps, "seed": net.seed}
             fields = {"seed": net.seed, "note": setup.note, **net.about(), **about}
-            kept = dataclasses.replace(found, name=name, cell=cell, **fields).save(setup.out)
-        results.append(kept)
+            there = dataclasses.replace(found, name=name, cell=cell, **fields).save(setup.out)
+        results.append(there)
     return results
 
 
-def _kept(path: Path, network: str, n: int) -> Result | None:
+def kept(path: Path, network: str, n: int) -> Result | None:
     """A result that is there already, if it is of the same network and number of images."""
     if not path.is_file():
         return None
