@@ -146,11 +146,47 @@ def test_noise_that_drowns_the_gradient_is_masked(digits, plain):
     assert evidence["randomness"]["passed"] is False and "averaging" in evidence
 
 
-def test_probabilities_that_hide_nothing_are_not_masked(digits, plain):
-    """At a gap of some nats the sign of a probability's gradient is as good as a logit's."""
-    result = audit(Behind(plain, after=lambda z: z.softmax(1)), digits[1], eps=EPS, n=80, show=False)
-    assert result.value == "none" and result.numbers["standard_accuracy"] <= 10
-    assert "returns probabilities" in " ".join(lines(result))
+# the same kinds so mild that standard attacks see through them: nothing is hidden, and yet they are recognised
+MILD = {
+    "logits": (lambda net: net, set()),
+    "probabilities": (lambda net: Behind(net, after=lambda z: z.softmax(1)), {"output"}),
+    "noise": (lambda net: Behind(net, before=lambda x: x + 0.1 * torch.randn_like(x)), {"randomness"}),
+    "both": (lambda net: Behind(net, before=lambda x: x + 0.1 * torch.randn_like(x), after=lambda z: z.softmax(1)),
+             {"output", "randomness"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MILD)
+def test_masks_that_hide_nothing_are_none_and_recognised(digits, plain, kind):
+    """At a gap of some nats the sign of a probability's gradient is as good as a logit's; small noise averages out."""
+    build, seen = MILD[kind]
+    result = audit(build(plain), digits[1], eps=EPS, n=80, passes=6, show=False)
+    assert result.value == "none" and result.numbers["standard_accuracy"] <= 10, lines(result)
+    evidence = {item["test"]: item for item in result.series["evidence"]}
+    assert {test for test in ("output", "randomness", "rounding") if evidence[test]["passed"] is not True} == seen
+    said = " ".join(lines(result))
+    assert ("The network returns probabilities, not logits." in said) == ("output" in seen)
+    assert ("The network is random" in said) == ("randomness" in seen)
+    assert all(evidence[test]["passed"] is None for test in seen)  # recognised, and no fault
+
+
+def test_eps_is_the_papers_unless_told(digits, plain):
+    small = {"n": 20, "steps": 2, "queries": 5, "show": False}
+    grey = audit(plain, digits[1], **small)
+    assert grey.cell["eps"] == grey.attack["eps"] == 0.12 and " at eps = 0.12: " in grey.what
+    assert grey.series == audit(plain, digits[1], eps=0.12, **small).series
+    colour = ImageData(digits[1].images.expand(-1, 3, -1, -1), digits[1].labels, digits[1].classes, "colour digits")
+    result = audit(Behind(plain, before=lambda x: x.mean(1, keepdim=True)), colour, **small)
+    assert result.cell["eps"] == 0.04 and " at eps = 0.04: " in result.what
+
+
+def test_the_note_says_which_images(digits, plain):
+    small = {"eps": EPS, "steps": 2, "queries": 5, "show": False}
+    assert len(digits[1]) == 360
+    assert audit(plain, digits[1], n=60, **small).note == "The first 60 of 360 images of digits."
+    assert audit(plain, digits[1], n=20, **small).note == "The first 20 of 360 images of digits. Only 20 images."
+    few = digits[1].subset(slice(60))
+    assert audit(plain, few, n=200, **small).note == ""
 
 
 def test_an_adversarially_trained_network_is_real(digits, robust):
@@ -239,6 +275,15 @@ def test_the_result_is_whole(digits, plain, other, tmp_path):
     assert "transfer from the other network" in names
     for row in result.series["accuracies"]:
         assert 0 <= row["low"] <= row["accuracy"] <= row["high"] <= 100
+        assert set(row["held"]) <= {"0", "1"} and len(row["held"]) == 40
+        assert row["accuracy"] == pytest.approx(100 * row["held"].count("1") / 40)
+    right = plain(digits[1].pixels(slice(40))).argmax(1) == digits[1].labels[:40]
+    held = [row["held"] for row in result.series["accuracies"]]
+    assert held[0] == "".join("1" if hit else "0" for hit in right)
+    within = [row["held"] for row in result.series["accuracies"] if row["eps"] <= EPS]
+    left = sum(all(each[i] == "1" for each in within) for i in range(40))
+    assert left == pytest.approx(0.4 * result.numbers["worst_accuracy"])
+    assert f"all attacks of the audit together {2.5 * left:.0f}%" in result.what
     for item in result.series["evidence"]:
         assert set(item) == {"test", "words", "value", "limit", "passed"} and item["words"].endswith(".")
     curve = result.series["curve"]
