@@ -14,7 +14,7 @@ import mmlda
 from mmlda.attacks import BIM, PGD, CarliniWagner
 from mmlda.calibration import calibration_error, fit_temperature
 from mmlda.data import ImageData
-from mmlda.evaluation import accuracy, attack_images, predictions
+from mmlda.evaluation import accuracy, attack_images, describe_attack, predictions
 from mmlda.models import build
 from mmlda.results import Result, load_all, wilson
 
@@ -132,9 +132,9 @@ def test_a_failed_minimum_norm_attack_is_infinite_in_the_file_and_left_out_of_th
 
 
 def test_evaluate_says_how_good_and_how_robust(model, digits, tmp_path):
-    train, test = digits
+    test = digits[1]
     weak, strong = BIM(eps=0.03), BIM(eps=0.15)
-    found = mmlda.evaluate(model, test, [weak, strong], n=120, chunk=50, out=tmp_path, temperature=train, name="SR",
+    found = mmlda.evaluate(model, test, [weak, strong], n=120, chunk=50, out=tmp_path, temperature=test, name="SR",
                            show=False)  # fmt: skip
     x, y = test.pixels(slice(120)), test.labels[:120]
     z = model(x).detach()
@@ -218,6 +218,59 @@ def test_calibration_error_is_a_plain_loop_over_bins():
             gap = (guess == labels)[inside].double().mean() - confidence[inside].mean()
             expected += float(gap.abs() * inside.double().mean())
     assert calibration_error(p, labels, bins=10) == pytest.approx(expected, abs=1e-12)
+
+
+def test_no_temperature_where_there_is_none():
+    z, y = 3 * torch.eye(4).repeat(5, 1), torch.arange(4).repeat(5)
+    with pytest.raises(ValueError, match="the images are right"):
+        fit_temperature(z, y)
+    with pytest.raises(ValueError, match="no better than chance"):
+        fit_temperature(-z, y)
+
+
+def test_a_loss_is_known_by_what_it_does_not_by_its_name(model, digits, tmp_path):
+    def made(sign):
+        def loss(net, x, y):
+            return sign * nn.functional.cross_entropy(net(x), y, reduction="none")
+
+        return loss
+
+    up, down = (BIM(eps=0.2, loss=made(sign)) for sign in (1, -1))
+    values = [mmlda.evaluate(model, digits[1], a, n=40, out=tmp_path, show=False).attacks[0].value for a in (up, down)]
+    assert values[0] < values[1]
+    same = mmlda.evaluate(model, digits[1], BIM(eps=0.2, loss=made(1)), n=40, out=tmp_path, show=False).attacks[0]
+    assert same.value == values[0] and same.attack["settings"]["loss"].split("#")[0].endswith("made.<locals>.loss")
+    assert len([path for path in tmp_path.iterdir() if path.name.startswith("bim") and path.is_dir()]) == 2
+
+    class Odd:
+        def __call__(self, net, x, y):
+            return net(x).sum(1)
+
+    names = {describe_attack(BIM(eps=0.2, loss=Odd()))["settings"]["loss"] for _ in range(2)}
+    assert len(names) == 2  # what can't be told apart is never taken for the same
+
+
+def test_a_chunk_cut_short_is_done_again(model, digits, tmp_path):
+    first = attack_images(model, digits[1], BIM(eps=0.1), out=tmp_path, n=40, chunk=20, show=False)
+    path = tmp_path / "images-000020.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.warns(UserWarning, match="done again"):
+        again = attack_images(model, digits[1], BIM(eps=0.1), out=tmp_path, n=40, chunk=20, show=False)
+    assert again.value == first.value
+
+
+@pytest.mark.parametrize(
+    "net, what",
+    [(lambda x: torch.full((len(x), 10), float("nan")), "NaN for 20 of 20"),
+     (lambda x: x.flatten(1)[:, :3], r"expected logits \[20, 10\]"), (lambda x: x.sum((1, 2, 3)), "expected logits")],
+)  # fmt: skip
+def test_what_is_no_classifier_of_the_data_is_refused(digits, net, what):
+    class Network(nn.Module):
+        def forward(self, x):
+            return net(x)
+
+    with pytest.raises(ValueError, match=what):
+        mmlda.evaluate(Network().eval(), digits[1], n=20, show=False)
 
 
 @pytest.mark.parametrize("temperature", [0.05, 1.0, 40.0])

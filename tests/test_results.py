@@ -4,11 +4,12 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from scipy.stats import binomtest
 
 from mmlda import results
-from mmlda.results import Result, load_all, wilson
+from mmlda.results import Result, difference_interval, load_all, wilson
 
 FULL = {"name": "table2-x", "kind": "table2", "what": "accuracy under BIM", "cell": {"data": "mnist", "eps": 0.04},
         "value": 12.5, "unit": "%", "interval": (10.0, 15.0), "paper": 87.9, "n": 100, "seed": 0,
@@ -73,6 +74,13 @@ def test_bad_values_are_refused(change):
 def test_wilson_is_scipys(k, n):
     expected = binomtest(k, n).proportion_ci(method="wilson")
     assert wilson(k, n) == pytest.approx((expected.low, expected.high), abs=1e-12)
+
+
+def test_the_interval_of_a_difference_covers_as_often_as_it_says():
+    generator = np.random.default_rng(0)
+    k1, k2 = generator.binomial(80, 0.7, 2000), generator.binomial(60, 0.6, 2000)
+    hits = sum(low <= 0.1 <= high for low, high in (difference_interval(a, 80, b, 60) for a, b in zip(k1, k2)))
+    assert 0.93 <= hits / 2000 <= 0.97
 
 
 @pytest.mark.parametrize("k, n", [(-1, 3), (4, 3), (0, 0)])

@@ -354,12 +354,18 @@ def folds(data: ImageData, k: int = 5, seed: int = 0) -> list[tuple[ImageData, I
     Classes are dealt out like cards, one class after the other, so fold sizes differ by at most one, and so
     do the counts of any class.
     """
+    held = [fold_rows(data, i, k, seed) for i in range(max(k, 1))]
+    return [(data.subset(~rows), data.subset(rows)) for rows in held]
+
+
+def fold_rows(data: ImageData, i: int, k: int = 5, seed: int = 0) -> Tensor:
+    """Which images are the validation part of the i-th of k folds: bool [N]."""
     if not 2 <= k <= len(data):
         raise ValueError(f"k is {k}, expected 2 to {len(data)}")
     dealt = np.lexsort((_uniform(len(data), seed), data.labels.cpu().numpy()))  # by class, random within
     fold = np.empty(len(data), np.int64)
     fold[dealt] = np.arange(len(data)) % k
-    return [(data.subset(fold != i), data.subset(fold == i)) for i in range(k)]
+    return torch.from_numpy(fold == i)
 
 
 def biased(data: ImageData, alpha: Tensor | np.ndarray | Sequence[float], seed: int = 0) -> ImageData:

@@ -8,6 +8,8 @@ import json
 import math
 import tempfile
 import time
+import uuid
+import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -67,7 +70,11 @@ def _logits(model: nn.Module, data: ImageData, device: torch.device | str | None
     finally:
         for module in training:
             module.training = True
-    return torch.cat(parts).cpu()
+    z = torch.cat(parts).cpu()
+    if z.ndim != 2 or z.shape[1] < data.num_classes:
+        wanted = f"logits [{len(data)}, {data.num_classes}]"
+        raise ValueError(f"model returned {list(z.shape)} for {len(data)} images: expected {wanted}")
+    return z
 
 
 def _place(model: nn.Module, device: torch.device | str | None) -> torch.device:
@@ -143,7 +150,7 @@ class Evaluation:
 def evaluate(
     model: nn.Module,
     data: ImageData,
-    attacks: Sequence[Attack] = (),
+    attacks: Sequence[Attack] | Attack = (),
     *,
     n: int | None = None,
     out: str | Path | None = None,
@@ -173,6 +180,7 @@ def evaluate(
     part = data.subset(slice(_number(n, len(data))))
     _positive("chunk", chunk)
     place = _place(model, device)
+    attacks = [attacks] if isinstance(attacks, Attack) else list(attacks)
     slugs = [_slug(attack) for attack in attacks]
     if len(set(slugs)) != len(slugs):
         raise ValueError("attacks has the same attack with the same settings twice: expected each once")
@@ -222,11 +230,13 @@ def _clean(
     starts, begin = range(0, len(data), chunk), time.perf_counter()
     with progress("clean images", len(data), unit="images", every=10.0, show=show) as report:
         for start in starts:
-            if not _chunk(chunks, start).is_file():
+            if not _done(chunks, start):
                 rows = data.subset(slice(start, start + chunk))
                 save_tensors(_chunk(chunks, start), {"logits": _logits(model, rows, place)})
             report(min(start + chunk, len(data)))
     z = torch.cat([load_file(_chunk(chunks, start))["logits"] for start in starts]).double()
+    if bool(z.isnan().any()):
+        raise ValueError(f"model returned NaN for {int(z.isnan().any(1).sum())} of {len(data)} images: expected logits")
     labels, p = data.labels.cpu(), z.softmax(1)
     found = shares(z.argmax(1), labels, data.num_classes)
     numbers = {
@@ -324,7 +334,7 @@ def attack_images(
     asked = {"attack": about["attack"], "data": about["data"], "network": about["network"]["sha256"], "chunk": chunk}
     _claim(folder, asked)
     starts = range(0, n, chunk)
-    missing = [start for start in starts if not _chunk(folder, start).is_file()]
+    missing = [start for start in starts if not _done(folder, start)]
     done = n - sum(min(chunk, n - start) for start in missing)
     with progress(type(attack).__name__, n, unit="images", start=done, every=10.0, show=show) as report:
         for start in missing:
@@ -374,6 +384,18 @@ def _chunk(folder: Path, start: int) -> Path:
     return folder / f"images-{start:06d}.safetensors"
 
 
+def _done(folder: Path, start: int) -> bool:
+    """Whether a chunk is there and whole; one that a failing disk cut short is done again."""
+    path = _chunk(folder, start)
+    try:
+        if path.is_file():
+            load_file(path)
+            return True
+    except SafetensorError as error:
+        warnings.warn(f"chunk refused and done again: {path}: {error}", stacklevel=3)
+    return False
+
+
 def adversarial_images(folder: str | Path) -> Tensor:
     """The adversarial images that `attack_images` left in its folder, [N, C, H, W]."""
     return torch.cat([load_file(path)["x_adv"] for path in sorted(Path(folder).glob("images-*.safetensors"))])
@@ -394,10 +416,41 @@ def describe_attack(attack: Attack) -> dict[str, Any]:
             return [plain(one) for one in value]
         if value is None or isinstance(value, int | float | str | bool):
             return value
-        return getattr(value, "__qualname__", None) or type(value).__qualname__  # an address would differ every time
+        return _function(value)
 
     settings = {field.name: plain(getattr(attack, field.name)) for field in dataclasses.fields(attack)}
     return {"name": type(attack).__name__, "settings": settings}
+
+
+def _function(value: Any) -> str:
+    """A function's name and a hash of what it does: its code and what it encloses.
+
+    What can't be told (an object of somebody's, say) is another one each time: work done with it is never taken for
+    work done with something else that has the same name.
+    """
+    name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+    parts: list[bytes] = []
+
+    def add(one: Any) -> None:
+        if hasattr(one, "__code__") or hasattr(one, "co_code"):
+            code = getattr(one, "__code__", one)
+            parts.extend([code.co_code, " ".join(code.co_names).encode()])
+            for inner in (*code.co_consts, *(getattr(one, "__defaults__", None) or ())):
+                add(inner)
+            for cell in getattr(one, "__closure__", None) or ():
+                add(cell.cell_contents)
+        elif isinstance(one, Tensor):
+            parts.append(packed({"t": one}))
+        elif isinstance(one, tuple | list | frozenset):
+            for inner in sorted(one, key=repr) if isinstance(one, frozenset) else one:
+                add(inner)
+        elif one is None or isinstance(one, int | float | str | bytes | bool | complex | type):
+            parts.append(repr(one).encode())
+        else:
+            parts.append(uuid.uuid4().bytes)
+
+    add(value)
+    return f"{name}#{hashlib.sha256(b'|'.join(parts)).hexdigest()[:12]}"
 
 
 def _compact(joined: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -417,5 +470,5 @@ def _summary(joined: dict[str, Tensor], right: Tensor) -> dict[str, float | None
     for key in ("linf", "l2", "distortion"):
         values = joined[key][broken].double()
         summary[f"mean_{key}"] = values.mean().item() if len(values) else None
-        summary[f"median_{key}"] = values.median().item() if len(values) else None
+        summary[f"median_{key}"] = values.quantile(0.5).item() if len(values) else None
     return summary

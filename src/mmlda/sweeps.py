@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
 import json
 import math
 import re
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, nullcontext
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from torch import nn
 
 from mmlda import checkpoints
@@ -32,7 +35,7 @@ from mmlda.progress import progress
 from mmlda.recipes import Recipe, network
 from mmlda.training import Options, Run, difference, interruptible, sitting
 
-__all__ = ["Job", "cross_validate", "fit_many", "sweep"]
+__all__ = ["Job", "JobsFailed", "cross_validate", "fit_many", "sweep"]
 
 
 def fit_many(
@@ -155,7 +158,7 @@ class Job:
 
     def sets(self) -> tuple[ImageData, ImageData]:
         """What to train on, and what to measure on."""
-        train, test = datasets.load(self.data, self.root) if isinstance(self.data, str) else (self.data, self.data)
+        train, test = _loaded(self.data, self.root) if isinstance(self.data, str) else (self.data, self.data)
         if self.part is None:
             return train, test
         kind, *values = self.part
@@ -164,6 +167,12 @@ class Job:
         if kind == "holdout":
             return datasets.holdout(train, values[0], values[1])
         return datasets.biased(train, values[0], values[1]), datasets.biased(test, values[0], values[1])
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(data: str, root: str | None) -> tuple[ImageData, ImageData]:
+    """A list of jobs is mostly about one data set: read it once."""
+    return datasets.load(data, root)
 
 
 def run_jobs(jobs: Sequence[Job], *, device: str = "cpu", folder: Path | None = None) -> list[dict[str, Any]]:
@@ -239,6 +248,22 @@ def _keep(record: dict[str, Any], folder: Path) -> dict[str, Any]:
     return record
 
 
+def in_hand(folder: Path, name: str) -> FileLock:
+    """Take a job in hand, or wait until the process that has it is done or dead."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / f".{name}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        print(f"{name}: waiting for another process that has it in hand", file=sys.stderr, flush=True)
+        lock.acquire()
+    return lock
+
+
+class JobsFailed(RuntimeError):
+    """Some jobs of a sweep failed; the results of the others are there."""
+
+
 def sweep(
     jobs: Iterable[Job],
     out: str | Path,
@@ -253,7 +278,8 @@ def sweep(
     They run here, `at_once` at the same time (see `fit_many`), and one that was killed goes on from its checkpoint.
     With `ray`, an address or "local" or "auto", they go to the workers of a Ray cluster instead (extra
     `mmlda[ray]`), each with one CPU, or one GPU where `device` is "cuda"; the files are written here as jobs end.
-    A job that fails does not keep the others from their end; then a RuntimeError names those that failed.
+    A job that fails does not keep the others from their end; then a `JobsFailed` names those that failed. Two
+    processes may sweep the same list in the same folder: a job that one has in hand is waited for by the other.
     """
     folder, jobs = Path(out), list(jobs)
     if len({job.name for job in jobs}) != len(jobs):
@@ -272,14 +298,21 @@ def sweep(
             records[record["name"]] = _keep(record, folder)
             report(len(records), accuracy=record["accuracy"])
     if failed:
-        raise RuntimeError(f"{len(failed)} of {len(jobs)} jobs failed; the results of the others are in {folder}. "
+        raise JobsFailed(f"{len(failed)} of {len(jobs)} jobs failed; the results of the others are in {folder}. "
                            + "; ".join(failed))  # fmt: skip
     return [records[job.name] for job in jobs]
 
 
 def _here(jobs: list[Job], folder: Path, device: str, at_once: int) -> Iterable[dict[str, Any]]:
+    """Do jobs; one that another process has in hand is waited for, and taken as that process leaves it."""
     for start in range(0, len(jobs), at_once):
-        yield from run_jobs(jobs[start : start + at_once], device=device, folder=folder)
+        part = jobs[start : start + at_once]
+        with ExitStack() as stack:
+            for name in sorted(job.name for job in part):  # in one order everywhere, so that nobody waits in a circle
+                stack.callback(in_hand(folder, name).release)
+            done = {job.name: record for job in part if (record := _finished(job, folder)) is not None}
+            yield from done.values()
+            yield from run_jobs([job for job in part if job.name not in done], device=device, folder=folder)
 
 
 def _on_ray(jobs: list[Job], device: str, address: str) -> Iterable[dict[str, Any]]:
@@ -300,6 +333,24 @@ def _on_ray(jobs: list[Job], device: str, address: str) -> Iterable[dict[str, An
         while waiting:
             (ready,), waiting = ray.wait(waiting, num_returns=1)
             yield from ray.get(ready)
+
+
+def fold_jobs(
+    data: str | ImageData,
+    recipe: Recipe,
+    C: Sequence[float],
+    folds: int,
+    *,
+    model: dict[str, Any],
+    root: str | None = None,
+) -> list[Job]:
+    """The jobs of a cross-validation of C: all folds of the first value, then of the next."""
+    return [
+        Job(name=f"C={c!r}-fold={k}", model={**model, "head": "mmlda", "C": c}, recipe=recipe, data=data,
+            part=("fold", k, folds, recipe.seed), root=root)
+        for c in map(float, C)
+        for k in range(folds)
+    ]  # fmt: skip
 
 
 def cross_validate(
@@ -327,12 +378,7 @@ def cross_validate(
         train = datasets.load(data, root)[0] if isinstance(data, str) else data
         size = {"channels": train.shape[0], "num_classes": train.num_classes}
         model = {**network("mmlda", "digits" if min(train.shape[1:]) < 16 else "mnist"), **size}
-    jobs = [
-        Job(name=f"C={c!r}-fold={k}", model={**model, "head": "mmlda", "C": c}, recipe=recipe, data=data,
-            part=("fold", k, folds, recipe.seed), root=root)
-        for c in map(float, C)
-        for k in range(folds)
-    ]  # fmt: skip
+    jobs = fold_jobs(data, recipe, C, folds, model=model, root=root)
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory()) if out is None else out
         records = iter(sweep(jobs, folder, **where))

@@ -24,6 +24,7 @@ __all__ = ["Verification", "verify"]
 
 CLEAN = 0.99  # share of images that must have the same label without an attack: devices round differently
 HELD = 0.97  # share that must hold or break alike: an attack's path depends on rounding too
+COUNTED = 1e-3  # how far, as a share, the value may be from that of its outcomes, whose distances are in half precision
 DISTANCE = 0.02  # how far the mean distance over images broken both times may be off, for minimum-norm attacks
 
 
@@ -33,20 +34,26 @@ class Verification:
 
     result: Result
     n: int
+    counted: float | None  # the value again, from the outcomes of all the images
     same_label: float  # share of images with the same clean prediction
     same_outcome: float | None  # share that hold or break alike under the attack
     distance: float | None  # recomputed over claimed mean L2 of images broken both times
 
     @property
     def agrees(self) -> bool:
+        value = self.result.value
         return (
-            self.same_label >= CLEAN
+            isinstance(value, int | float)
+            and self.counted is not None
+            and abs(self.counted - value) <= max(1e-6, COUNTED * abs(value))
+            and self.same_label >= CLEAN
             and (self.same_outcome is None or self.same_outcome >= HELD)
             and (self.distance is None or abs(self.distance - 1) <= DISTANCE)
         )
 
     def __str__(self) -> str:
         text = f"{self.result.name}: {'agrees' if self.agrees else 'DOES NOT AGREE'} on {self.n} of its images; "
+        text += f"claimed {_shown(self.result.value)}, counted {_shown(self.counted)} from its outcomes; "
         text += f"same label for {100 * self.same_label:.1f}%"
         if self.same_outcome is not None:
             text += f", same outcome under {self.result.attack['name']} for {100 * self.same_outcome:.1f}%"  # type: ignore[index]
@@ -63,7 +70,7 @@ def verify(
     root: str | Path | None = None,
     device: torch.device | str = "cpu",
 ) -> Verification:
-    """Recompute `n` of the images behind a result, evenly spread, and compare with the outcomes beside it.
+    """Count a result's number again from the outcomes beside it, and recompute `n` of these, evenly spread.
 
     The network is the one that ships under the name in the result, or the one in `networks/` beside it, or `network`:
     whichever it is, its weights' hash must be the result's, and so must the data's.
@@ -83,8 +90,9 @@ def verify(
     labels = part.labels
     clean = predictions(model, part, device=device)
     same_label = _share(clean == claimed["clean"][rows])
+    counted = _value(result, claimed, data.labels)
     if result.attack is None:
-        return Verification(result, len(rows), same_label, None, None)
+        return Verification(result, len(rows), counted, same_label, None, None)
     attack = _attack(result.attack)
     again = attack(model, part.pixels().to(device), labels.to(device), index=rows.to(device))
     success, l2 = again.success.cpu(), again.l2.cpu().double()
@@ -93,7 +101,26 @@ def verify(
     distance = None
     if isinstance(attack, attacks.CarliniWagner | attacks.FAB) and bool(both.any()):
         distance = float(l2[both].mean() / claimed["l2"][rows][both].double().mean())
-    return Verification(result, len(rows), same_label, _share(held["now"] == held["then"]), distance)
+    same_outcome = _share(held["now"] == held["then"])
+    return Verification(result, len(rows), counted, same_label, same_outcome, distance)
+
+
+def _value(result: Result, outcomes: dict[str, Tensor], labels: Tensor) -> float | None:
+    """The number that the outcomes of all images make: an error, an accuracy, or a mean distortion."""
+    right = outcomes["clean"] == labels
+    if len(right) != result.n:
+        return None
+    if result.attack is None:
+        share = 100 * _share(right)
+        return 100 - share if result.kind == "table1" else share
+    if result.kind == "table3":
+        broken = outcomes["distortion"][right & outcomes["success"]].double()
+        return float(broken.mean()) if len(broken) else None
+    return 100 * _share(right & ~outcomes["success"])
+
+
+def _shown(value: float | str | None) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) else "nothing"
 
 
 def _share(flags: Tensor) -> float:

@@ -16,6 +16,7 @@ __all__ = ["app", "judging", "main", "networks", "tools"]
 def main() -> None:
     """Run the command line; one line instead of a traceback for what is the user's to mend."""
     from mmlda.fetch import FetchError
+    from mmlda.sweeps import JobsFailed
     from mmlda.training import Diverged
 
     try:
@@ -24,7 +25,7 @@ def main() -> None:
         sys.exit(130)
     except ValueError as error:
         _fail(error, 2)
-    except (Diverged, FetchError, OSError) as error:
+    except (Diverged, FetchError, JobsFailed, OSError) as error:
         _fail(error, 1)
     except Exception as error:  # click's own errors: unknown options, missing arguments
         if not hasattr(error, "exit_code"):

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from mmlda.cli.options import ATTACKS, Data, Device, Json, Model, Root, app, make_attack, pick, settings
+from mmlda.cli.options import ATTACKS, Data, Device, Json, Model, Root, app, fits, make_attack, pick, settings
 from mmlda.results import Result
 
 
@@ -34,6 +34,7 @@ def attack(
     chosen = make_attack(name, settings(set_ or [], "--set") | ({} if eps is None else {"eps": eps}))
     place = pick(device)
     net, test = mmlda.load(model, device=place), mmlda.data.load(data, root)[1]
+    fits(net, test, place)
     found = attack_images(net, test, chosen, out=out, n=n, chunk=chunk, name=model, device=place)
     if as_json:
         print(json.dumps(dataclasses.asdict(found)))
@@ -61,7 +62,9 @@ def evaluate(
     data: Data = "digits",
     n: Annotated[int | None, typer.Option(help="The first n test images; all by default.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the results; goes on where it stopped.")] = None,
-    temperature: Annotated[bool, typer.Option(help="Fit a temperature on the training images too.")] = False,
+    temperature: Annotated[
+        bool, typer.Option(help="Calibrate too: a temperature fitted on the test images after the first n.")
+    ] = False,
     chunk: Annotated[int, typer.Option(help="Images at a time; a finished chunk is not repeated.")] = 500,
     root: Root = None,
     device: Device = None,
@@ -78,17 +81,25 @@ def evaluate(
             raise ValueError(f"attack = {words!r}: expected a name, or name:eps with a number")
         attacks.append(make_attack(name, values))
     place = pick(device)
-    net, (train, test) = mmlda.load(model, device=place), mmlda.data.load(data, root)
+    net, test = mmlda.load(model, device=place), mmlda.data.load(data, root)[1]
+    fits(net, test, place)
+    rest = None
+    if temperature:  # not the training images: a network that knows them all is never too sure of them
+        if n is None or not 0 < n < len(test):
+            raise ValueError(f"n = {n}: expected less than {len(test)}, as --temperature needs the other test images")
+        rest = test.subset(slice(n, None))
     found = mmlda.evaluate(net, test, attacks, n=n, out=out, chunk=chunk, name=model, device=place,
-                           temperature=train if temperature else None)  # fmt: skip
+                           temperature=rest)  # fmt: skip
     print(json.dumps([dataclasses.asdict(result) for result in found.results]) if as_json else found)
 
 
 @app.command(epilog="Example: mmlda audit cifar10-mmlda --data cifar10 --eps 0.04 --surrogate cifar10-sr --out audit")
 def audit(
     model: Model,
-    eps: Annotated[float, typer.Option(help="The perturbation, on pixels in 0..1.")],
     data: Data = "digits",
+    eps: Annotated[
+        float | None, typer.Option(help="The perturbation, on pixels in 0..1; 0.04 in colour, 0.12 in grey by default.")
+    ] = None,
     surrogate: Annotated[str | None, typer.Option(help="Another network, for the transfer attack.")] = None,
     n: Annotated[int, typer.Option(help="The first n test images.")] = 200,
     thorough: Annotated[bool, typer.Option(help="More steps and queries; several times slower.")] = False,
@@ -104,7 +115,10 @@ def audit(
 
     place = pick(device)
     net, test = mmlda.load(model, device=place), mmlda.data.load(data, root)[1]
+    fits(net, test, place)
     other = None if surrogate is None else mmlda.load(surrogate, device=place)
+    if other is not None:
+        fits(other, test, place)
     found = masking.audit(net, test, eps=eps, surrogate=other, n=n, thorough=thorough, name=model, seed=seed,
                           device=place)  # fmt: skip
     if out is not None:
@@ -144,7 +158,7 @@ def reproduce(
     if verify is not None:
         from mmlda.verification import verify as check
 
-        found = check(verify, n=n or 200, network=network, root=root, device=pick(device))
+        found = check(verify, n=200 if n is None else n, network=network, root=root, device=pick(device))
         fields = {"agrees": found.agrees, "n": found.n, "same_label": found.same_label,
                   "same_outcome": found.same_outcome, "distance": found.distance}  # fmt: skip
         print(json.dumps(fields) if as_json else found)

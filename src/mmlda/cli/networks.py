@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mmlda.cli.options import Data, Device, Json, Root, app, pick, settings
+from mmlda.cli.options import Data, Device, Json, Root, app, checked, pick, settings
 
 
 @app.command(epilog="Example: mmlda demo --open")
@@ -92,11 +92,8 @@ def train(
     chosen = RECIPES[name] if steps is None else RECIPES[name].scaled(steps)
     changes = settings(set_ or [], "--set")
     if isinstance(changes.get("adversary"), dict):
-        changes["adversary"] = Adversary(**changes["adversary"])
-    unknown = set(changes) - {field.name for field in dataclasses.fields(Recipe)}
-    if unknown:
-        raise ValueError(f"--set {sorted(unknown)[0]}: expected a setting of the recipe")
-    changes = {key: tuple(value) if isinstance(value, list) else value for key, value in changes.items()}
+        changes["adversary"] = Adversary(**checked(Adversary, changes["adversary"], "the adversary"))
+    changes = checked(Recipe, changes, "the recipe")
     chosen = dataclasses.replace(chosen, **{"seed": seed, **changes})
     train_set, test_set = mmlda.data.load(data, root)
     if start is not None:

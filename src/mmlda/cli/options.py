@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import types
+import typing
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from mmlda.attacks import Attack
+    from torch import nn
 
-__all__ = ["ATTACKS", "Data", "Device", "Json", "Model", "Root", "app", "make_attack", "pick", "settings"]
+    from mmlda.attacks import Attack
+    from mmlda.data import ImageData
+
+__all__ = ["ATTACKS", "Data", "Device", "Json", "Model", "Root", "app", "checked", "fits", "make_attack", "pick",
+           "settings"]  # fmt: skip
 
 app = typer.Typer(
     help="Max-Mahalanobis LDA networks: train them, attack them, and see whether the robustness is real.",
@@ -73,6 +79,57 @@ def settings(pairs: Iterable[str], what: str) -> dict[str, Any]:
     return values
 
 
+def fits(model: nn.Module, data: ImageData, device: str) -> None:
+    """A ValueError where a network can't take the images, or has other classes."""
+    import torch
+
+    try:
+        with torch.no_grad():
+            z = model(data.pixels(slice(1)).to(device))
+    except RuntimeError as error:
+        what = f"images of {' x '.join(map(str, data.shape))}"
+        raise ValueError(f"data = {data.name!r} has {what}: expected ones this network takes ({error})") from None
+    if z.ndim != 2 or z.shape[1] != data.num_classes:
+        raise ValueError(f"data = {data.name!r} has {data.num_classes} classes: expected {z.shape[-1]}, the network's")
+
+
+def checked(kind: type, values: dict[str, Any], what: str) -> dict[str, Any]:
+    """The settings of a dataclass as they came from the command line; a ValueError names one that is unknown or no
+    value for it."""
+    hints = typing.get_type_hints(kind)
+    fields = {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}
+    for key, value in values.items():
+        if key not in fields:
+            raise ValueError(f"{key} = {value!r}: expected a setting of {what}: {', '.join(fields)}")
+        if not _is_a(value, fields[key]):
+            hint = fields[key]
+            wanted = hint.__name__ if hint in (int, float, str, bool) else str(hint).replace("collections.abc.", "")
+            raise ValueError(f"{key} = {value!r}: expected {wanted}")
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+
+
+def _is_a(value: Any, hint: Any) -> bool:
+    """Whether a value read from JSON is one for a field of this type."""
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        return any(_is_a(value, part) for part in typing.get_args(hint))
+    if hint in (None, type(None)):
+        return value is None
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if hint in (bool, str):
+        return isinstance(value, hint)
+    if typing.get_origin(hint) is tuple:
+        parts = typing.get_args(hint)
+        if not isinstance(value, list):
+            return False
+        if len(parts) == 2 and parts[1] is ...:
+            return all(_is_a(one, parts[0]) for one in value)
+        return len(value) == len(parts) and all(_is_a(one, part) for one, part in zip(value, parts))
+    return isinstance(hint, type) and isinstance(value, hint)  # functions and attacks can't be typed in
+
+
 def make_attack(name: str, values: dict[str, Any]) -> Attack:
     """An attack by its short name, with settings; a ValueError names what is unknown or missing."""
     from mmlda import attacks
@@ -80,10 +137,8 @@ def make_attack(name: str, values: dict[str, Any]) -> Attack:
     if name not in ATTACKS:
         raise ValueError(f"attack = {name!r}: expected one of {', '.join(ATTACKS)}")
     kind = getattr(attacks, ATTACKS[name])
+    values = checked(kind, values, kind.__name__)
     fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
-    for key in values:
-        if key not in fields:
-            raise ValueError(f"{key} = {values[key]!r}: expected a setting of {kind.__name__}: {', '.join(fields)}")
     required = [key for key, field in fields.items() if field.default is dataclasses.MISSING
                 and field.default_factory is dataclasses.MISSING and key not in values]  # fmt: skip
     if required:

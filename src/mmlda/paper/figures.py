@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+import statistics
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,14 +17,15 @@ from torch import Tensor
 from mmlda import data as datasets
 from mmlda import theory
 from mmlda.checkpoints import packed
+from mmlda.data import ImageData, fold_rows
 from mmlda.evaluation import adversarial_images, predictions
 from mmlda.evaluation import provenance as traced
 from mmlda.means import generate_opt_means
 from mmlda.paper.setup import MOST, Net, Setup, claim, networks, number, provenance, slug, train, trained
-from mmlda.paper.tables import carlini
+from mmlda.paper.tables import carlini, kept
 from mmlda.recipes import network
 from mmlda.results import Result, wilson
-from mmlda.sweeps import Job, cross_validate
+from mmlda.sweeps import Job, fold_jobs
 
 __all__ = ["fig2", "fig3", "fig4", "fig5", "semantic", "theory_figure"]
 
@@ -31,44 +35,58 @@ def fig2(setup: Setup, n: int = 1000) -> list[Result]:
 
     The silhouette is of the latent features themselves: t-SNE spreads any features into islands.
     """
-    from sklearn.manifold import TSNE
-    from sklearn.metrics import silhouette_score
-
     test = setup.sets()[1]
     rows = torch.from_numpy(np.random.default_rng(0).permutation(len(test))[:n].copy())
     part = test.subset(rows)
-    results = []
-    for net in networks(setup, ("SR", "MM-LDA")):
-        z = features(net, part.pixels(), setup.device)
-        tsne = TSNE(perplexity=min(30, (len(part) - 1) // 3), init="pca", random_state=net.seed)
-        flat = tsne.fit_transform(z.numpy())  # [n, 2]
-        centres = []
-        for k in part.labels.unique().tolist():
-            x, y = np.median(flat[(part.labels == k).numpy()], axis=0)
-            centres.append([round(float(x), 2), round(float(y), 2), k])
-        found = Result(
-            name=f"fig2-{setup.data}-{slug(net.row)}-{net.seed}",
-            kind="fig2",
-            what=f"silhouette of the classes in the latent features of {net.row} on {setup.data}",
-            cell={"data": setup.data, "model": net.row, "seed": net.seed},
-            value=float(silhouette_score(z.numpy(), part.labels.numpy())),
-            note=setup.note,
-            n=len(part),
-            seed=net.seed,
-            series={"x": [round(float(v), 2) for v in flat[:, 0]], "y": [round(float(v), 2) for v in flat[:, 1]],
-                    "label": part.labels.tolist(), "centres": centres, "classes": list(part.classes)},
-            **net.about(),
-            **traced(net.model, part, torch.device(setup.device), net.name),
-        )  # fmt: skip
-        results.append(found.save(setup.out))
-    shapes = {row: np.mean([number(r) for r in results if r.cell["model"] == row]) for row in ("SR", "MM-LDA")}
-    gap = float(shapes["MM-LDA"] - shapes["SR"])
+    results = [_latent(setup, net, part) for net in networks(setup, ("SR", "MM-LDA"))]
+    of = {row: np.array([r.series["silhouettes"] for r in results if r.cell["model"] == row]).mean(0)
+          for row in ("SR", "MM-LDA")}  # fmt: skip
+    gaps = of["MM-LDA"] - of["SR"]  # image by image
+    gap, half = float(gaps.mean()), 1.96 * float(gaps.std(ddof=1)) / len(gaps) ** 0.5
     results.append(claim(
-        setup, "fig2", f"the classes' silhouette is {shapes['SR']:.3f} for SR, {shapes['MM-LDA']:.3f} for MM-LDA",
-        gap > 0, value=gap, n=len(part),
-        rule="'more regular' is taken as a larger silhouette of the classes in the latent space",
+        setup, "fig2", f"the classes' silhouette is {of['SR'].mean():.3f} for SR, {of['MM-LDA'].mean():.3f} for MM-LDA",
+        True if gap - half > 0 else False if gap + half < 0 else None, value=gap, interval=(gap - half, gap + half),
+        n=len(part), rule="holds if the silhouette of the classes in the latent space is larger for MM-LDA, does not "
+        "if it is smaller, by the 95% interval over the images",
     ))  # fmt: skip
     return results
+
+
+def _latent(setup: Setup, net: Net, part: ImageData) -> Result:
+    from sklearn.manifold import TSNE
+    from sklearn.metrics import silhouette_samples
+
+    name = f"fig2-{setup.data}-{slug(net.row)}-{net.seed}"
+    about = traced(net.model, part, torch.device(setup.device), net.name)
+    there = kept(setup.out / f"{name}.json", about["network"]["sha256"], len(part))
+    if there is not None:
+        return there
+    begin = time.perf_counter()
+    z = features(net, part.pixels(), setup.device)
+    tsne = TSNE(perplexity=min(30, (len(part) - 1) // 3), init="pca", random_state=net.seed)
+    flat = tsne.fit_transform(z.numpy())  # [n, 2]
+    each = silhouette_samples(z.numpy(), part.labels.numpy())
+    centres = []
+    for k in part.labels.unique().tolist():
+        x, y = np.median(flat[(part.labels == k).numpy()], axis=0)
+        centres.append([round(float(x), 2), round(float(y), 2), k])
+    series = {"x": [round(float(v), 2) for v in flat[:, 0]], "y": [round(float(v), 2) for v in flat[:, 1]],
+              "label": part.labels.tolist(), "centres": centres, "classes": list(part.classes),
+              "silhouettes": [round(float(v), 4) for v in each]}  # fmt: skip
+    return Result(
+        name=name,
+        kind="fig2",
+        what=f"silhouette of the classes in the latent features of {net.row} on {setup.data}",
+        cell={"data": setup.data, "model": net.row, "seed": net.seed},
+        value=float(each.mean()),
+        note=setup.note(),
+        n=len(part),
+        seed=net.seed,
+        seconds=time.perf_counter() - begin,
+        series=series,
+        **net.about(),
+        **about,
+    ).save(setup.out)
 
 
 @torch.no_grad()
@@ -103,19 +121,22 @@ def fig3(setup: Setup, sets: Sequence[str] | None = None) -> list[Result]:
                                   recipe=setup.recipe("SR" if row == "SR" else "MM-LDA", seed),
                                   part=("biased", tuple(alpha), seed), root=setup.root)  # fmt: skip
     records = dict(zip(jobs, train(setup, list(jobs.values()), "biased")))
-    results = []
+    results, labels = [], {}
     for (name, row), record in records.items():
-        n = record["test_images"]
-        low, high = wilson(round(record["accuracy"] * n), n)
+        job = jobs[name, row]
+        model, test = trained(setup, job, "biased"), job.sets()[1]
+        labels[name, row] = predictions(model, test, device=setup.device)
+        n, right = len(test), int((labels[name, row] == test.labels.cpu()).sum())
+        low, high = wilson(right, n)
         results.append(Result(
-            name=jobs[name, row].name,
+            name=job.name,
             kind="fig3",
             what=f"accuracy of {row} on {name} of {setup.data}",
             cell={"data": setup.data, "model": row, "set": name, "seed": seed},
-            value=100 * record["accuracy"],
+            value=100 * right / n,
             unit="%",
             interval=(100 * low, 100 * high),
-            note=setup.note,
+            note=setup.note(),
             n=n,
             seed=seed,
             steps=record["recipe"]["steps"],
@@ -123,53 +144,50 @@ def fig3(setup: Setup, sets: Sequence[str] | None = None) -> list[Result]:
             numbers={"balanced_accuracy": record["balanced_accuracy"], "train_images": record["train_images"]},
             series={"per_class": record["per_class"]},
             recipe=record["recipe"],
-            network={"name": jobs[name, row].name},
-            data={"name": setup.data, "part": list(jobs[name, row].part or ()), "sha256": record["test_sha256"]},
-            device=record["versions"]["device"],
-            versions=record["versions"],
-            commit=provenance(setup)["commit"],
-        ).save(setup.out))  # fmt: skip
-    return [*results, *_fig3_claims(setup, sets, jobs, records)]
+            **{**traced(model, test, torch.device(setup.device), job.name),
+               "data": {"name": setup.data, "part": list(job.part or ()), "sha256": record["test_sha256"]}},
+        ).save(setup.out, packed({"clean": labels[name, row].to(torch.uint8)})))  # fmt: skip
+    return [*results, *_fig3_claims(setup, sets, jobs, labels, results)]
 
 
 def _fig3_claims(
-    setup: Setup, sets: list[str], jobs: dict[tuple[str, str], Job], records: dict[tuple[str, str], dict[str, Any]]
-) -> list[Result]:
+    setup: Setup, sets: list[str], jobs: dict[tuple[str, str], Job], labels: dict[tuple[str, str], Tensor],
+    results: list[Result],
+) -> list[Result]:  # fmt: skip
     from scipy.stats import wilcoxon
 
-    gaps = [100 * (records[name, "MM-LDA"]["accuracy"] - records[name, "SR"]["accuracy"]) for name in sets]
+    value = {(r.cell["set"], r.cell["model"]): number(r) for r in results}
+    gaps = [value[name, "MM-LDA"] - value[name, "SR"] for name in sets]
     p = float(wilcoxon(gaps).pvalue) if any(gaps) else 1.0
     better, mean = sum(gap > 0 for gap in gaps), float(np.mean(gaps))
     swapped, apart, images = 0, 0, 0
     for name in sets:
-        test = jobs[name, "MM-LDA"].sets()[1]
         uniform, true = (trained(setup, jobs[name, row], "biased") for row in MODELS[1:])
-        labels = predictions(uniform, test, device=setup.device)
-        apart += int((labels == predictions(true, test, device=setup.device)).sum())
+        apart += int((labels[name, MODELS[1]] == labels[name, MODELS[2]]).sum())
         uniform.head = uniform.head.with_priors(true.head.priors)  # type: ignore[operator]
-        swapped += int((labels == predictions(uniform, test, device=setup.device)).sum())
-        images += len(test)
+        again = predictions(uniform, jobs[name, "MM-LDA"].sets()[1], device=setup.device)
+        swapped += int((labels[name, MODELS[1]] == again).sum())
+        images += len(again)
     shares: dict[str, float | str | None] = {"agreement": swapped / images, "agreement_trained": apart / images}
-    decided = p < 0.05
     return [
         claim(
             setup, "fig3", f"MM-LDA is better than SR on {better} of {len(sets)} class-biased sets, by {mean:+.2f} "
-            f"points in the mean (paired Wilcoxon test: p = {p:.2g})",
-            (mean > 0) if decided else None, value=mean, unit="points", n=len(sets),
-            numbers={"p_value": p, "better": better, "sets": len(sets), **shares}, series={"differences": gaps},
-            rule="decided where p < 0.05 over the sets",
+            f"points in the mean (paired Wilcoxon test: p = {p:.2g})", (mean > 0) if p < 0.05 else None,
+            value=mean, unit="points", n=len(sets), series={"differences": gaps},
+            numbers={"p_value": p, "better": better, "sets": len(sets), **shares},
+            rule="decided where p < 0.05 over the sets; the sets share images and a seed, so p is optimistic",
         ),
         claim(
             setup, "priors", f"uniform and true priors give the same label for {100 * swapped / images:.2f}% of the "
             f"test images on one network, {100 * apart / images:.2f}% on two trained with either",
-            swapped / images >= 0.99, value=100 * swapped / images, unit="%",
-            n=images, numbers=shares, rule="holds if at least 99% on one network whose priors are exchanged",
+            swapped / images >= 0.99, value=100 * swapped / images, unit="%", n=images, numbers=shares,
+            rule="holds if at least 99% on one network whose priors are exchanged",
         ),
     ]  # fmt: skip
 
 
-def semantic(noise: Tensor, images: Tensor) -> tuple[Tensor, float]:
-    """Which noises look like their own image: bool [N], and the correlation that says so.
+def semantic(noise: Tensor, images: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Which noises look like their own image, bool [N]; their correlations with it; and the limit.
 
     A noise is semantic where its correlation with its own image is above the 99.9th percentile of the correlations of
     noises with the other images; of noises that know nothing of their image, 0.1% are.
@@ -189,7 +207,7 @@ def semantic(noise: Tensor, images: Tensor) -> tuple[Tensor, float]:
     r = standard(noise) @ standard(images).T  # [N, N]
     others = r[~torch.eye(len(r), dtype=torch.bool)]
     limit = float(np.quantile(others.numpy(), 0.999))
-    return r.diagonal() > limit, limit
+    return r.diagonal() > limit, r.diagonal(), limit
 
 
 def fig4(setup: Setup, *, search_steps: int = 9, steps: int = 10_000, shown: int = 10) -> list[Result]:
@@ -205,14 +223,14 @@ def fig4(setup: Setup, *, search_steps: int = 9, steps: int = 10_000, shown: int
         moved = ((x_adv - x).flatten(1).norm(dim=1) > 0).nonzero().flatten()  # right before, and broken
         if len(moved) < 2:
             continue
-        flags, limit = semantic((x_adv - x)[moved] / 2, x[moved])
+        flags, alike, limit = semantic((x_adv - x)[moved] / 2, x[moved])
         count = int(flags.sum())
         low, high = wilson(count, len(moved))
         order = flags.to(torch.int8).argsort(descending=True, stable=True)[:shown]  # semantic ones first
         chosen = moved[order]
         tensors = {"x": (x[chosen] * 255).round().to(torch.uint8), "x_adv": x_adv[chosen].half(),
                    "label": labels[chosen].to(torch.int32), "prediction": guess[chosen].to(torch.int32),
-                   "semantic": flags[order]}  # fmt: skip
+                   "semantic": flags[order], "index": moved.to(torch.int32), "correlation": alike.half()}  # fmt: skip
         found = dataclasses.replace(
             result,
             name=f"fig4-{setup.data}-{slug(net.row)}-{net.seed}",
@@ -229,7 +247,7 @@ def fig4(setup: Setup, *, search_steps: int = 9, steps: int = 10_000, shown: int
         )
         results.append(found.save(setup.out, packed(tensors)))
         shares.setdefault(net.row, []).append(100 * count / len(moved))
-        counts[net.row] = len(moved)
+        counts[net.row] = counts.get(net.row, 0) + len(moved)
     if {"SR", "MM-LDA"} <= shares.keys():
         ours, base = (float(np.mean(shares[row])) for row in ("MM-LDA", "SR"))
         enough = min(counts.values()) >= 500
@@ -246,32 +264,45 @@ def fig5(setup: Setup, log10_C: Sequence[float] = (0.0, 1.0, 1.5, 2.0, 2.5, 3.0,
     """Error against log10(C), cross-validated on the training set; one seed."""
     seed = setup.seeds[0]
     recipe = setup.recipe("MM-LDA", seed)
-    table = cross_validate(setup.data, recipe, [10.0**c for c in log10_C], folds, out=setup.out / "folds" / setup.data,
-                           model=network("mmlda", setup.data), root=setup.root, device=setup.device,
-                           at_once=setup.at_once, ray=setup.ray, show=setup.show)  # fmt: skip
+    values = [10.0**c for c in log10_C]
+    jobs = fold_jobs(setup.data, recipe, values, folds, model=network("mmlda", setup.data), root=setup.root)
+    records = train(setup, jobs, f"folds/{setup.data}")
     data = setup.sets()[0]
-    common: dict[str, Any] = {"kind": "fig5", "seed": seed, "steps": recipe.steps, "note": setup.note, "n": len(data),
-                              "recipe": dataclasses.asdict(recipe), **provenance(setup),
-                              "data": {"name": setup.data, "part": "train", "sha256": data.digest()}}  # fmt: skip
     results = []
-    for entry, c in zip(table, log10_C):
+    for k, (c, C) in enumerate(zip(log10_C, values)):
+        part = slice(k * folds, (k + 1) * folds)
+        errors = [100 * (1 - record["accuracy"]) for record in records[part]]
+        guesses = torch.zeros(len(data), dtype=torch.uint8)  # each image's, by the network that had not seen it
+        for job in jobs[part]:
+            held = job.sets()[1]
+            guess = predictions(trained(setup, job, f"folds/{setup.data}"), held, device=setup.device)
+            guesses[fold_rows(data, *job.part[1:])] = guess.to(torch.uint8)  # type: ignore[index]
         results.append(Result(
             name=f"fig5-{setup.data}-C{c:g}-{seed}",
+            kind="fig5",
             what=f"validation error at log10(C) = {c:g} on {setup.data}, mean of {folds} folds",
-            cell={"data": setup.data, "C": entry["C"], "log10_C": c},
-            value=entry["mean"],
+            cell={"data": setup.data, "C": C, "log10_C": c},
+            value=statistics.mean(errors),
             unit="%",
-            numbers={"std": entry["std"]},
-            series={"errors": entry["errors"]},
-            **common,
-        ).save(setup.out))  # fmt: skip
-    best = min(zip(table, log10_C), key=lambda pair: pair[0]["mean"])
-    two = next((entry for entry, c in zip(table, log10_C) if c == 2.0), None)
-    slack = best[0]["std"] / math.sqrt(folds)
+            note=setup.note("" if folds == 5 else f"{folds} folds, not 5"),
+            n=len(data),
+            seed=seed,
+            steps=recipe.steps,
+            seconds=sum(record["seconds"] for record in records[part]),
+            numbers={"std": statistics.stdev(errors)},
+            series={"errors": errors},
+            recipe=json.loads(json.dumps(dataclasses.asdict(recipe))),
+            network={"name": f"{folds} networks, one a fold", "jobs": [job.name for job in jobs[part]]},
+            data={"name": setup.data, "part": "train", "images": len(data), "sha256": data.digest()},
+            **provenance(setup),
+        ).save(setup.out, packed({"prediction": guesses})))  # fmt: skip
+    best = min(results, key=number)
+    two = next((r for r in results if r.cell["log10_C"] == 2.0), None)
+    slack = float(best.numbers["std"] or 0) / math.sqrt(folds)
     results.append(claim(
-        setup, "fig5", f"the lowest validation error is {best[0]['mean']:.2f}% at log10(C) = {best[1]:g}"
-        + (f"; at 2 it is {two['mean']:.2f}%" if two else ""),
-        None if two is None else two["mean"] <= best[0]["mean"] + slack, value=best[1], unit="log10(C)",
+        setup, "fig5", f"the lowest validation error is {best.value:.2f}% at log10(C) = {best.cell['log10_C']:g}"
+        + (f"; at 2 it is {two.value:.2f}%" if two else ""),
+        None if two is None else number(two) <= number(best) + slack, value=best.cell["log10_C"], unit="log10(C)",
         rule="holds if the error at log10(C) = 2 is within one standard error of the lowest",
     ))  # fmt: skip
     return results

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from mmlda.models import Classifier, build
 from mmlda.paper import numbers
 from mmlda.recipes import RECIPES, Recipe, hat, network, sat
 from mmlda.results import Result, code_version
-from mmlda.sweeps import Job, fit_many, sweep
+from mmlda.sweeps import Job, fit_many, in_hand, sweep
 
 __all__ = ["Net", "Setup", "attacked", "beside", "claim", "networks", "number", "slug", "train", "trained", "tuned"]
 
@@ -90,14 +91,15 @@ class Setup:
             recipe = dataclasses.replace(recipe, optimizer="adam", lr=1e-3)
         return dataclasses.replace(recipe.scaled(self.steps or recipe.steps), seed=seed)
 
-    @property
-    def note(self) -> str:
-        """The scale, where it is not the paper's."""
-        full = RECIPES[f"{self.data}-sr"].steps
+    def note(self, *more: str, n: int | None = None) -> str:
+        """The scale, where it is not the paper's: data, steps, images, and what else there is to say."""
+        full, images = RECIPES[f"{self.data}-sr"].steps, len(self.sets()[1])
         words = ["digits are not a data set of the paper"] if self.data == "digits" else []
         if self.steps not in (None, full):
             words.append(f"{self.steps} training steps" + ("" if self.data == "digits" else f", not {full}"))
-        return "; ".join(words)
+        if n is not None and n < images:
+            words.append(f"the first {n} of {images} test images")
+        return "; ".join([*words, *(word for word in more if word)])
 
 
 @functools.lru_cache(maxsize=2)
@@ -165,9 +167,12 @@ def tuned(setup: Setup, net: Net, cells: list[tuple[str, str, float | None]]) ->
     train_set = setup.sets()[0]
     for start in range(0, len(nets), setup.at_once):
         part = nets[start : start + setup.at_once]
-        fit_many([other.model for other in part], train_set, [other.recipe for other in part],
-                 out=[setup.out / "networks" / other.name for other in part], device=setup.device,
-                 show=setup.show)  # fmt: skip
+        with ExitStack() as stack:  # what another process has in hand is waited for, and then there
+            for name in sorted(other.name for other in part):
+                stack.callback(in_hand(setup.out / "networks", name).release)
+            fit_many([other.model for other in part], train_set, [other.recipe for other in part],
+                     out=[setup.out / "networks" / other.name for other in part], device=setup.device,
+                     show=setup.show)  # fmt: skip
     for other in nets:
         other.model.eval()
     return nets
@@ -191,7 +196,8 @@ def attacked(
     found = attack_images(net.model, setup.sets()[1], attack, out=folder, n=n, chunk=chunk, name=net.name,
                           device=setup.device, picture=False, show=setup.show)  # fmt: skip
     where = {"data": setup.data, "model": net.row, **cell, "seed": net.seed}
-    result = dataclasses.replace(found, name=name, cell=where, seed=net.seed, note=setup.note, **net.about(), **fields)
+    fields = {"note": setup.note(n=n), **fields}
+    result = dataclasses.replace(found, name=name, cell=where, seed=net.seed, **net.about(), **fields)
     return result, found.read_outcomes(folder), folder
 
 
@@ -222,7 +228,7 @@ def claim(
         value=value,
         paper=numbers.SENTENCES[name.split("-")[0]],
         holds=holds,
-        note=setup.note,
+        note=setup.note(),
         series=series,
         seed=setup.seeds[0],
         **provenance(setup),

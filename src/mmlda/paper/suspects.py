@@ -120,7 +120,7 @@ def _cell(setup: Setup, net: Net, view: str, attack: attacks.Attack, eps: float)
         unit="%",
         interval=(100 * low, 100 * high),
         paper=numbers.table2(setup.data, "SR" if net.row == "SR" else "MM-LDA", kind, eps),
-        note=setup.note,
+        note=setup.note(n=n),
         n=n,
         seed=net.seed,
         seconds=time.perf_counter() - begin,
