@@ -5,7 +5,9 @@ one, or one of these behind a mask that changes no answer, or hardly any.
 """
 
 import copy
+import importlib.util
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -221,6 +223,43 @@ def test_the_demos_networks(digits):
         for eps in (0.12, 0.2):
             result = audit(nets[head], digits[1], eps=eps, surrogate=nets[other], show=False)
             assert result.value == "none", lines(result)
+
+
+@pytest.fixture(scope="module")
+def maker():
+    path = Path(__file__).parent.parent / "docs" / "make_audit_table.py"
+    spec = importlib.util.spec_from_file_location("make_audit_table", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def shown(maker):
+    """The lines of docs/audit.md's table by network."""
+    between = maker.PAGE.read_text().split(maker.BEGIN)[1].split(maker.END)[0]
+    rows = [line for line in between.splitlines() if line.startswith("| ") and not line.startswith("| *")]
+    return {line.split(" | ")[0].removeprefix("| "): line for line in rows[1:]}
+
+
+def test_the_table_of_the_docs_has_the_networks_of_its_script(maker):
+    page = maker.PAGE.read_text()
+    assert list(shown(maker)) == [name for nets in maker.TABLE.values() for name in nets]
+    assert maker.put(maker.put(page, "new\n"), page.split(maker.BEGIN)[1].split(maker.END)[0]) == page
+    for nets in maker.TABLE.values():
+        for name, (_, radii) in nets.items():
+            cells = shown(maker)[name].strip("| ").split(" | ")
+            assert cells[1] == " / ".join(f"{eps:g}" for eps in radii)
+            verdicts = cells[-1].split(" / ")
+            assert len(verdicts) == len(radii) and set(verdicts) <= {"real", "none", "masked", "mixed"}
+
+
+@pytest.mark.long
+def test_the_table_of_the_docs_is_what_its_script_finds(maker):
+    """The verdicts; the numbers differ a little between machines."""
+    for name in ("SR, probabilities", "SR, input rounded to 8 levels", "adversarially trained SR"):
+        (found,) = (maker.row(name, *nets[name]) for nets in maker.TABLE.values() if name in nets)
+        cells, line = ([cell.strip() for cell in text.split("|")] for text in (found, shown(maker)[name]))
+        assert (cells[2], cells[4], cells[-2]) == (line[2], line[4], line[-2])
 
 
 def judged(standard, left, proven, *, more_steps=0, n=100):
