@@ -16,7 +16,20 @@ import torch
 from attack_models import images, network
 from torch import Tensor, nn
 
-from mmlda.attacks import APGD, BIM, FAB, FGSM, ILCM, JSMA, PGD, Attack, CarliniWagner, Square, WorstCase
+from mmlda.attacks import (
+    APGD,
+    BIM,
+    FAB,
+    FGSM,
+    ILCM,
+    JSMA,
+    PGD,
+    Attack,
+    AttackResult,
+    CarliniWagner,
+    Square,
+    WorstCase,
+)
 
 EPS = 0.25
 EPS_L2 = 1.5
@@ -64,6 +77,12 @@ DETERMINISTIC = {"FGSM", "FGSM-l2", "BIM", "ILCM", "FAB", "JSMA", "CW"}
 every_attack = pytest.mark.parametrize("name", ATTACKS)
 
 
+def at_work(result: AttackResult, x: Tensor) -> None:
+    """An attack that did nothing is none of whatever else is tested."""
+    assert (result.x_adv.to(x) != x.detach()).flatten(1).any(1).double().mean() > 0.3
+    assert result.success.double().mean() > 0.2
+
+
 def double(head: str = "sr") -> nn.Module:
     return copy.deepcopy(network(head)).double()
 
@@ -88,6 +107,7 @@ def test_it_breaks_what_was_right_and_says_so_truly(name: str, head: str) -> Non
 def test_ball_range_and_measures(name: str) -> None:
     model, (x, y) = network("sr"), images(60)
     result = ATTACKS[name]()(model, x, y)
+    at_work(result, x)
     assert result.x_adv.shape == x.shape and result.x_adv.dtype == x.dtype
     assert result.x_adv.min() >= 0 and result.x_adv.max() <= 1
     delta = (result.x_adv.double() - x.double()).flatten(1)
@@ -117,6 +137,7 @@ def test_the_callers_things_are_untouched(name: str) -> None:
     x_copy, y_copy, state = x.detach().clone(), y.clone(), torch.get_rng_state()
     with pytest.warns(UserWarning, match="train mode"):
         result = ATTACKS[name]()(model, x, y)
+    at_work(result, x)
     assert [m.training for m in model.modules()] == modes
     assert all((p.grad == 0.5).all() and p.requires_grad for p in model.parameters())
     assert all(torch.equal(p, w) for p, w in zip(model.parameters(), weights))
@@ -130,6 +151,7 @@ def test_the_callers_things_are_untouched(name: str) -> None:
 def test_usable_where_autograd_is_off(name: str) -> None:
     model, (x, y) = network("sr"), images(10)
     expected = ATTACKS[name]()(model, x, y)
+    at_work(expected, x)
     with torch.no_grad():
         assert torch.equal(ATTACKS[name]()(model, x, y).x_adv, expected.x_adv)
     with torch.inference_mode():
@@ -150,6 +172,7 @@ def test_a_sample_does_not_depend_on_its_batch(name: str) -> None:
     model, (x, y) = double(), images(24)
     x = x.double()
     whole = ATTACKS[name]()(model, x, y)
+    at_work(whole, x)
     order = torch.randperm(24, generator=torch.Generator().manual_seed(0))
     batched = ATTACKS[name](batch_size=7)(model, x, y)
     shuffled = ATTACKS[name]()(model, x[order], y[order], index=order)
@@ -166,6 +189,7 @@ def test_a_sample_does_not_depend_on_its_batch(name: str) -> None:
 def test_batches_agree_in_float32(name: str) -> None:
     model, (x, y) = network("sr"), images(400)
     whole, parts = ATTACKS[name]()(model, x, y), ATTACKS[name](batch_size=96)(model, x, y)
+    at_work(parts, x)
     assert (whole.success == parts.success).float().mean() >= 0.995
 
 
@@ -185,6 +209,7 @@ def test_logits_shifted_by_a_constant(name: str) -> None:
     model, (x, y) = double(), images(30)
     x = x.double()
     plain = ATTACKS[name]()(model, x, y)
+    at_work(plain, x)
     for shift in (100.0, -100.0):
         shifted = ATTACKS[name]()(lambda v: model(v) + shift, x, y)  # noqa: B023
         assert (shifted.success == plain.success).float().mean() >= 0.95
@@ -231,6 +256,7 @@ def test_a_rounding_error_outside_the_range(name: str) -> None:
     out = torch.where(x == 0, -1e-7, torch.where(x == 1, 1 + 1e-6, x))
     assert out.min() < 0 and out.max() > 1
     result, plain = ATTACKS[name]()(model, out, y), ATTACKS[name]()(model, x, y)
+    at_work(result, x)
     assert result.x_adv.min() >= 0 and result.x_adv.max() <= 1
     assert torch.equal(result.success, plain.success)
     for wrong in (x + 0.01, x - 0.01, x * torch.nan):
@@ -282,6 +308,7 @@ def test_other_dtypes(name: str, dtype: torch.dtype) -> None:
     model, (x, y) = copy.deepcopy(network("sr")).to(dtype), images(30)
     x = x.to(dtype)
     result, single = ATTACKS[name]()(model, x, y), ATTACKS[name]()(network("sr"), x.float(), y)
+    at_work(result, x)
     assert result.x_adv.dtype == dtype and result.x_adv.min() >= 0 and result.x_adv.max() <= 1
     assert result.l2.dtype == (dtype if dtype == torch.float64 else torch.float32)
     assert result.success.float().mean() >= single.success.float().mean() - 0.15
@@ -303,7 +330,8 @@ def test_channels_last(name: str) -> None:
 
     plain = ATTACKS[name]()(model, x, y)
     last = ATTACKS[name]()(model, x.contiguous(memory_format=torch.channels_last), y)
-    assert plain.success.any() and torch.equal(last.success, plain.success)
+    at_work(last, x)
+    assert torch.equal(last.success, plain.success)
     torch.testing.assert_close(last.x_adv, plain.x_adv, rtol=0, atol=1e-7)
 
 
@@ -406,3 +434,52 @@ def test_a_gradient_that_is_one_number_for_all_pixels(name: str) -> None:
 
     result = ATTACKS[name]()(model, x, y)
     assert result.success.all() and torch.equal(model(result.x_adv).argmax(1) != y, result.success)
+
+
+@every_attack
+def test_infinite_gradients_do_not_reach_the_images(name: str) -> None:
+    """The square root of a pixel of 0: an infinite gradient there, and NaN where it is multiplied by 0."""
+    inner, (x, y) = network("sr"), images(40)
+    assert (x == 0).any()
+    result = ATTACKS[name]()(lambda v: inner(v.sqrt()), x.square(), y)
+    assert result.x_adv.isfinite().all() and result.x_adv.min() >= 0 and result.x_adv.max() <= 1
+    with torch.no_grad():
+        assert torch.equal(inner(result.x_adv.sqrt()).argmax(1), result.prediction)
+    if name not in MINIMUM_NORM:
+        norm, eps = BALLS[name]
+        assert ((result.linf if norm == "linf" else result.l2) <= eps * (1 + 1e-6) + 1e-7).all()
+
+
+@every_attack
+def test_what_is_no_classifier_or_no_labels_is_named(name: str) -> None:
+    model, (x, y) = network("sr"), images(4)
+    for wrong, what in ((lambda v: (model(v), None), "a tuple"), (lambda v: model(v)[:, :1], "2 classes or more")):
+        with pytest.raises(ValueError, match=what):
+            ATTACKS[name]()(wrong, x, torch.zeros_like(y))
+    with pytest.raises(ValueError, match="y is a list"):
+        ATTACKS[name]()(model, x, y.tolist())
+
+
+@pytest.mark.parametrize("eps", ["0.1", True, None, -0.1, float("nan")])
+def test_a_radius_that_is_none_is_refused(eps: Any) -> None:
+    for kind in (FGSM, BIM, PGD, APGD, Square, WorstCase):
+        with pytest.raises(ValueError, match="eps="):
+            kind(eps=eps)
+
+
+def test_fab_within_a_radius_breaks_nothing_beyond_it() -> None:
+    model, (x, y) = network("sr"), images(60)
+    free, bound = FAB()(model, x, y), FAB(eps=0.03)(model, x, y)
+    assert free.success.all() and 0.05 < bound.success.float().mean() < 0.95
+    assert (bound.linf[bound.success] <= 0.03 * (1 + 1e-5) + 1e-6).all()
+    assert bound.linf[~bound.success].isinf().all() and torch.equal(bound.x_adv[~bound.success], x[~bound.success])
+    with torch.no_grad():
+        assert torch.equal(bound.prediction, model(bound.x_adv).argmax(1))
+
+
+def test_the_worst_case_counts_what_a_targeted_attack_breaks_on_its_way() -> None:
+    model, (x, y) = network("sr"), images(60)
+    alone = ILCM(eps=0.25)(model, x, y)
+    worst = WorstCase(eps=0.25, attacks=[ILCM(eps=0.25)])(model, x, y)
+    assert torch.equal(worst.success, worst.prediction != y)
+    assert torch.equal(worst.success, alone.prediction != y) and worst.success.sum() > alone.success.sum()

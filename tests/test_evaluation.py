@@ -11,7 +11,7 @@ from safetensors.torch import load, load_file
 from torch import nn
 
 import mmlda
-from mmlda.attacks import BIM, PGD, CarliniWagner
+from mmlda.attacks import BIM, ILCM, PGD, CarliniWagner
 from mmlda.calibration import calibration_error, fit_temperature
 from mmlda.data import ImageData
 from mmlda.evaluation import accuracy, attack_images, describe_attack, predictions
@@ -90,6 +90,16 @@ def test_the_summary_is_what_the_attack_did(model, digits, tmp_path):
     assert 100 * float(((kept["clean"] == y) & ~kept["success"]).double().mean()) == pytest.approx(summary.value)
     torch.testing.assert_close(kept["l2"].float(), whole.l2, rtol=0.02, atol=0.01)
     assert (tmp_path / "examples.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_an_image_that_missed_its_target_is_not_counted_as_held(model, digits, tmp_path):
+    """ILCM pushes towards the least likely class; on the way most images end in another wrong one."""
+    found = attack_images(model, digits[1], ILCM(eps=0.2), out=tmp_path, n=80, show=False)
+    x, y = digits[1].pixels(slice(80)), digits[1].labels[:80]
+    result = ILCM(eps=0.2)(model, x, y)
+    held = (result.prediction == y) & (model(x).argmax(1) == y)
+    missed = (result.prediction != y) & ~result.success
+    assert missed.any() and found.value == pytest.approx(100 * float(held.double().mean()))
 
 
 def test_finished_chunks_are_not_attacked_again(model, digits, tmp_path):

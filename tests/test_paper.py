@@ -80,7 +80,7 @@ def test_table2_is_what_the_attack_leaves(setup, table2):
         left = int((BIM(eps=0.12)(net.model, x, y).prediction == y).sum())
         assert of[row, "BIM", None, None].value == pytest.approx(100 * left / 24)
     outcomes = load(of["SR", "BIM", None, None].read_outcomes(setup.out))
-    assert int(((outcomes["clean"] == y) & ~outcomes["success"]).sum()) == held
+    assert int(((outcomes["clean"] == y) & (outcomes["prediction"] == y)).sum()) == held
 
 
 def test_nothing_is_done_twice(setup, table2, monkeypatch):
@@ -161,7 +161,7 @@ def test_all_is_every_part_once_and_a_wrong_name_is_refused(setup, monkeypatch):
     assert ran == ["table2", "robust", "_all_audits"]
     ran.clear()
     paper.reproduce("all", setup)
-    assert len(ran) == len(set(ran)) == 11 and "suspects" not in ran
+    assert len(ran) == len(set(ran)) == 12 and "suspects" not in ran
     with pytest.raises(ValueError, match="table9"):
         paper.reproduce("table9", setup)
 
@@ -243,14 +243,14 @@ def test_a_number_is_verified_from_its_images(setup, table2):
 def test_a_false_number_another_network_and_other_data_are_found_out(setup, table2, tmp_path):
     result = next(r for r in table2 if r.cell["attack"] == "BIM" and r.cell["model"] == "SR")
     outcomes = load(result.read_outcomes(setup.out))
-    lied = {**outcomes, "success": torch.zeros_like(outcomes["success"])}
+    lied = {**outcomes, "success": torch.zeros_like(outcomes["success"]), "prediction": outcomes["clean"].clone()}
     (tmp_path / "networks").symlink_to(setup.out / "networks")
     from safetensors.torch import save
 
     result.save(tmp_path, save(lied))
     found = verify(tmp_path / f"{result.name}.json")
     assert not found.agrees and "DOES NOT AGREE" in str(found)
-    dataclasses.replace(result, value=100.0).save(tmp_path, save(lied))  # now they agree with each other, but not with us
+    dataclasses.replace(result, value=100.0).save(tmp_path, save(lied))  # a lie that agrees with itself
     assert not verify(tmp_path / f"{result.name}.json").agrees
     dataclasses.replace(result, value=91.2).save(tmp_path, save(outcomes))  # true outcomes, and another number
     found = verify(tmp_path / f"{result.name}.json")

@@ -354,7 +354,7 @@ def attack_images(
     joined = {key: torch.cat([one[key] for one in parts]) for key in (*OUTCOMES, "clean")}
     zero = [float(one["zero_gradient"]) * len(one["success"]) for one in parts if "zero_gradient" in one]
     right = joined["clean"] == part.labels.cpu()
-    held = int((right & ~joined["success"]).sum())
+    held = int((right & (joined["prediction"] == part.labels.cpu())).sum())  # not where a target was just missed
     low, high = wilson(held, n)
     eps = about["attack"]["settings"].get("eps")
     found = Result(

@@ -96,12 +96,13 @@ def verify(
     attack = _attack(result.attack)
     again = attack(model, part.pixels().to(device), labels.to(device), index=rows.to(device))
     success, l2 = again.success.cpu(), again.l2.cpu().double()
-    held = {"now": (clean == labels) & ~success, "then": (claimed["clean"][rows] == labels) & ~claimed["success"][rows]}
+    now = (clean == labels) & (again.prediction.cpu() == labels)
+    then = (claimed["clean"][rows] == labels) & (claimed["prediction"][rows] == labels)
     both = success & claimed["success"][rows] & (clean == labels) & (claimed["clean"][rows] == labels)
     distance = None
     if isinstance(attack, attacks.CarliniWagner | attacks.FAB) and bool(both.any()):
         distance = float(l2[both].mean() / claimed["l2"][rows][both].double().mean())
-    same_outcome = _share(held["now"] == held["then"])
+    same_outcome = _share(now == then)
     return Verification(result, len(rows), counted, same_label, same_outcome, distance)
 
 
@@ -116,7 +117,7 @@ def _value(result: Result, outcomes: dict[str, Tensor], labels: Tensor) -> float
     if result.kind == "table3":
         broken = outcomes["distortion"][right & outcomes["success"]].double()
         return float(broken.mean()) if len(broken) else None
-    return 100 * _share(right & ~outcomes["success"])
+    return 100 * _share(right & (outcomes["prediction"] == labels))
 
 
 def _shown(value: float | str | None) -> str:

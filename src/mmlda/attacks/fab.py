@@ -134,11 +134,15 @@ class FAB(Attack):
                 if zero is None:
                     zero = torch.zeros_like(here).index_copy(0, who, first)
         x_best, label = self._tighten(surface, x, y, target, end)
+        success = end.best < torch.inf
+        if self.eps is not None:  # a break beyond eps is none
+            slack = 4 * torch.finfo(x.dtype).eps * max(map(abs, self.bounds))
+            success &= self._length(x_best - x) <= self.eps * (1 + 1e-5) + slack
         return measure(
             x,
             x_best,
-            success=end.best < torch.inf,
-            prediction=label,
+            success=success,
+            prediction=torch.where(success, label, z.argmax(1)),
             steps=end.spent,
             bounds=self.bounds,
             minimum_norm=True,

@@ -253,7 +253,7 @@ class _Run:
 
 
 def check_ball(eps: float, norm: str) -> None:
-    if not 0 <= eps < float("inf"):
+    if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 <= eps < float("inf"):
         raise ValueError(f"eps={eps!r}: expected a radius, 0 or more")
     if norm not in ("linf", "l2"):
         raise ValueError(f'norm={norm!r}: expected "linf" or "l2"')

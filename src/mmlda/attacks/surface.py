@@ -81,7 +81,9 @@ class Surface:
             if not value.requires_grad:
                 raise ValueError("model: its output does not depend on x in a way torch can differentiate")
             (g,) = torch.autograd.grad(value.sum(), x)
-        return value.detach(), None if z is None else z.detach(), g
+        # A square root at a pixel of 0 has an infinite gradient, and 0 times that is NaN: neither may reach the images.
+        far = torch.finfo(g.dtype).max ** 0.4  # its square is a number still
+        return value.detach(), None if z is None else z.detach(), torch.nan_to_num(g, nan=0.0, posinf=far, neginf=-far)
 
     def step(self, key: object, step: Step, *inputs: Tensor) -> tuple[Tensor, ...]:
         """`step(*inputs)`; on CUDA as a graph, captured once a call for each `key` and shape.
@@ -109,9 +111,9 @@ class Surface:
     @torch.no_grad()
     def _inspect(self, z: Tensor, n: int) -> None:
         """Check the model's first answer, where a wrong one can still be explained."""
-        if z.ndim != 2 or len(z) != n:
-            shape = tuple(z.shape)
-            raise ValueError(f"model returned shape {shape} for {n} images: expected logits [{n}, classes]")
+        if not isinstance(z, Tensor) or z.ndim != 2 or len(z) != n or z.shape[1] < 2:
+            what = f"shape {tuple(z.shape)}" if isinstance(z, Tensor) else f"a {type(z).__name__}"
+            raise ValueError(f"model returned {what} for {n} images: expected logits [{n}, classes], 2 classes or more")
         self.classes = L = z.shape[1]
         if z.is_cuda and torch.cuda.is_current_stream_capturing():
             return
@@ -236,6 +238,8 @@ class Attack:
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim < 2:
             what = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(f"x is {what}: expected a floating-point tensor [N, ...]")
+        if not isinstance(y, Tensor):
+            raise ValueError(f"y is a {type(y).__name__}: expected a tensor of integers [{len(x)}]")
         if isinstance(target, int):
             target = torch.full_like(y, target)
         if index is None:

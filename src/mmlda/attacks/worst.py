@@ -93,7 +93,9 @@ class WorstCase(Attack):
             size = result.linf if self.norm == "linf" else result.l2
             # A fixed-budget attack is in the ball by construction, up to rounding in its images' dtype.
             near = size <= self.eps * (1 + 1e-5) + 4 * torch.finfo(x.dtype).eps * max(map(abs, self.bounds))
-            won = open_ & result.success & near
+            # An attack with a target of its own may miss it and break the sample all the same.
+            reached = result.prediction != y[who] if target is None else result.success
+            won = open_ & reached & near
             take = open_ & near if number == 0 else won
             x_adv = x_adv.index_copy(0, who[take], result.x_adv[take])
             label = label.index_copy(0, who[take], result.prediction[take])
