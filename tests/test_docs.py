@@ -179,7 +179,7 @@ def test_commands_have_the_subcommands_and_options_shown(page):
 
 
 @pytest.mark.parametrize("line", ["$ mmlda trian --data digits", "$ mmlda train --dta digits", "$ mmlda data get mnist",
-                                  "$ mmlda audit runs/x", "$ torchrun -m mmlda train --eps 3"])  # fmt: skip
+                                  "$ torchrun -m mmlda train --eps 3"])  # fmt: skip
 def test_a_command_that_does_not_exist_is_noticed(line):
     (words,) = commands(f"```console\n{line}\n```\n")
     with pytest.raises(Exception):  # noqa: B017 - an AssertionError, or click's own

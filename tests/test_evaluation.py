@@ -133,7 +133,7 @@ def test_a_failed_minimum_norm_attack_is_infinite_in_the_file_and_left_out_of_th
     nn.init.zeros_(deaf[1].weight)
     deaf[1].bias.data = 100.0 * nn.functional.one_hot(torch.tensor(3), 10).float()
     attack = CarliniWagner(search_steps=2, steps=20)
-    summary = attack_images(deaf, digits[1], attack, out=tmp_path, n=30, show=False)
+    summary = attack_images(deaf, digits[1], attack, out=tmp_path, n=30, chunk=30, show=False)
     saved = load_file(tmp_path / "images-000000.safetensors")
     threes = digits[1].labels[:30] == 3
     assert threes.any() and saved["l2"][threes].isinf().all()

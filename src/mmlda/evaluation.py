@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from mmlda.attacks import Attack
+from mmlda.attacks import BIM, FGSM, ILCM, PGD, Attack
 from mmlda.calibration import calibration_error, fit_temperature
 from mmlda.checkpoints import packed, save_tensors, versions
 from mmlda.data import ImageData
@@ -154,7 +154,7 @@ def evaluate(
     *,
     n: int | None = None,
     out: str | Path | None = None,
-    chunk: int = 500,
+    chunk: int | None = None,
     temperature: ImageData | None = None,
     name: str = "",
     device: torch.device | str | None = None,
@@ -166,7 +166,7 @@ def evaluate(
         n: the first n images; all by default.
         out: folder for the results; an evaluation that was stopped, however hard, goes on there, and finished chunks
             of images are not done again.
-        chunk: images at a time.
+        chunk: images at a time; by default many for quick attacks and on a GPU, few for slow ones on a CPU.
         temperature: images to fit a temperature on, for calibration after scaling; not the ones measured on.
         name: the network's, for the results.
 
@@ -178,7 +178,8 @@ def evaluate(
     (50, 'FGSM')
     """
     part = data.subset(slice(_number(n, len(data))))
-    _positive("chunk", chunk)
+    if chunk is not None:
+        _positive("chunk", chunk)
     place = _place(model, device)
     attacks = [attacks] if isinstance(attacks, Attack) else list(attacks)
     slugs = [_slug(attack) for attack in attacks]
@@ -186,7 +187,7 @@ def evaluate(
         raise ValueError("attacks has the same attack with the same settings twice: expected each once")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()) if out is None else out)
-        clean = _clean(model, part, folder, chunk, temperature, name, place, show)
+        clean = _clean(model, part, folder, chunk or 500, temperature, name, place, show)
         found = []
         for attack, slug in zip(attacks, slugs):
             own = folder / slug
@@ -312,7 +313,7 @@ def attack_images(
     *,
     out: str | Path,
     n: int | None = None,
-    chunk: int = 500,
+    chunk: int | None = None,
     name: str = "",
     device: torch.device | str | None = None,
     picture: bool = True,
@@ -326,8 +327,9 @@ def attack_images(
     chunks' size changes nothing but rounding.
     """
     folder, n = Path(out), _number(n, len(data))
-    _positive("chunk", chunk)
     place = _place(model, device)
+    chunk = _chunk_size(attack, place) if chunk is None else chunk
+    _positive("chunk", chunk)
     model.to(place)
     part = data.subset(slice(n))
     about = {**provenance(model, part, place, name), "attack": describe_attack(attack)}
@@ -382,6 +384,14 @@ def attack_images(
 
 def _chunk(folder: Path, start: int) -> Path:
     return folder / f"images-{start:06d}.safetensors"
+
+
+def _chunk_size(attack: Attack, place: torch.device) -> int:
+    """So many images that a device is busy, and so few that progress is seen and a kill costs little."""
+    slow = not isinstance(attack, FGSM | BIM | ILCM | PGD)
+    if place.type == "cpu":
+        return 20 if slow else 200
+    return 1000 if slow else 2500
 
 
 def _done(folder: Path, start: int) -> bool:

@@ -35,6 +35,11 @@ AGREEMENT = 0.5  # cosine of two averaged gradients: below it, an attack on a ra
 UNDERFLOW = 104.0  # nats below the top at which float32's softmax is exactly 0
 
 
+def default_eps(data: ImageData) -> float:
+    """The perturbation to audit at unless told."""
+    return GREY if data.shape[0] == 1 else COLOUR
+
+
 def audit(
     model: Model,
     data: ImageData,
@@ -72,7 +77,7 @@ def audit(
         name: what to call the network.
     """
     if eps is None:
-        eps = GREY if data.shape[0] == 1 else COLOUR
+        eps = default_eps(data)
     if not 0 < eps < 1:
         raise ValueError(f"eps = {eps}: expected a radius between 0 and 1, the range of the images")
     counts = {"n": n, "steps": steps, "queries": queries, "passes": passes, "batch_size": batch_size}

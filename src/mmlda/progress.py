@@ -19,6 +19,21 @@ def _words(numbers: dict[str, float]) -> str:
     return "  ".join(f"{name} {value:.4g}" for name, value in numbers.items())
 
 
+def _left(count: int, rate: float) -> str:
+    """Time left, from the rate so far.
+
+    >>> _left(90, 2.0), _left(90_000, 2.0), _left(1, 0.0)
+    ('45 s left', '12 h 30 min left', '')
+    """
+    if rate <= 0:
+        return ""
+    seconds = count / rate
+    if seconds < 120:
+        return f"{seconds:.0f} s left"
+    minutes = round(seconds / 60)
+    return f"{minutes} min left" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min left"
+
+
 @contextmanager
 def progress(
     title: str, total: int, *, unit: str = "steps", start: int = 0, every: float = 30.0, show: bool = True
@@ -33,10 +48,10 @@ def progress(
     begin, first = time.monotonic(), start
     if sys.stderr.isatty():
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-                   TextColumn("{task.fields[numbers]}"), TimeRemainingColumn())  # fmt: skip
+                   TextColumn("{task.fields[numbers]}"), TimeElapsedColumn())  # fmt: skip
         with Progress(*columns, console=Console(stderr=True)) as bar:
             task = bar.add_task(title, total=total, completed=start, numbers="")
 
@@ -47,7 +62,8 @@ def progress(
                     bar.reset(task, completed=done)
                     return
                 rate = (done - first) / max(time.monotonic() - begin, 1e-9)
-                bar.update(task, completed=done, numbers=f"{rate:.1f} {unit}/s  {_words(numbers)}")
+                words = f"{rate:.3g} {unit}/s  {_words(numbers)}  {_left(total - done, rate)}"
+                bar.update(task, completed=done, numbers=words)
 
             yield report
         return
@@ -64,8 +80,7 @@ def progress(
             return
         said = now
         rate = (done - first) / max(now - begin, 1e-9)
-        left = (total - done) / rate if rate else float("inf")
-        print(f"{title}: {done}/{total} {unit}  {rate:.1f} {unit}/s  {_words(numbers)}  {left:.0f} s left",
+        print(f"{title}: {done}/{total} {unit}  {rate:.3g} {unit}/s  {_words(numbers)}  {_left(total - done, rate)}",
               file=sys.stderr, flush=True)  # fmt: skip
 
     yield line

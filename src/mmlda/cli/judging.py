@@ -22,7 +22,7 @@ def attack(
     n: Annotated[int | None, typer.Option(help="The first n test images; all by default.")] = None,
     eps: Annotated[float | None, typer.Option(help="The perturbation, for attacks with one; pixels are 0..1.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Another setting: --set steps=100.")] = None,
-    chunk: Annotated[int, typer.Option(help="Images at a time; a finished chunk is not repeated.")] = 500,
+    chunk: Annotated[int | None, typer.Option(help="Images at a time; a finished chunk is not repeated.")] = None,
     root: Root = None,
     device: Device = None,
     as_json: Json = False,
@@ -65,7 +65,7 @@ def evaluate(
     temperature: Annotated[
         bool, typer.Option(help="Calibrate too: a temperature fitted on the test images after the first n.")
     ] = False,
-    chunk: Annotated[int, typer.Option(help="Images at a time; a finished chunk is not repeated.")] = 500,
+    chunk: Annotated[int | None, typer.Option(help="Images at a time; a finished chunk is not repeated.")] = None,
     root: Root = None,
     device: Device = None,
     as_json: Json = False,

@@ -192,9 +192,8 @@ def attacked(
 ) -> tuple[Result, bytes, Path]:
     """Attack a network's test images, resumably: the result, every image's outcome, and the folder with the images."""
     folder = setup.work / name
-    chunk = 500 if torch.device(setup.device).type == "cpu" else 2500  # a GPU wants many images at once
-    found = attack_images(net.model, setup.sets()[1], attack, out=folder, n=n, chunk=chunk, name=net.name,
-                          device=setup.device, picture=False, show=setup.show)  # fmt: skip
+    found = attack_images(net.model, setup.sets()[1], attack, out=folder, n=n, name=net.name, device=setup.device,
+                          picture=False, show=setup.show)  # fmt: skip
     where = {"data": setup.data, "model": net.row, **cell, "seed": net.seed}
     fields = {"note": setup.note(n=n), **fields}
     result = dataclasses.replace(found, name=name, cell=where, seed=net.seed, **net.about(), **fields)

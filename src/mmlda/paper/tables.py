@@ -16,7 +16,7 @@ from mmlda import attacks
 from mmlda.checkpoints import packed
 from mmlda.evaluation import predictions, shares
 from mmlda.evaluation import provenance as traced
-from mmlda.masking import audit
+from mmlda.masking import audit, default_eps
 from mmlda.paper import numbers
 from mmlda.paper.setup import MOST, Net, Setup, attacked, beside, claim, networks, number, slug, tuned
 from mmlda.results import Result, difference_interval, wilson
@@ -25,7 +25,6 @@ __all__ = ["audits", "kept", "robust", "table1", "table2", "table3", "tuned_cell
 
 EPS = numbers.EPS
 RGB_EPS = (2 / 255, 4 / 255, 8 / 255)  # what the field uses on CIFAR-10
-AUDIT_EPS = {"cifar10": 0.04}  # where the paper's SR has nearly nothing left and its MM-LDA nearly everything
 JSMA = (("logits", "least-likely"), ("softmax", "least-likely"), ("logits", "random"), ("softmax", "random"))
 
 
@@ -210,7 +209,7 @@ def tuned_cells(kinds: Sequence[str] = ("FGSM", "BIM", "ILCM")) -> list[tuple[st
 def audits(setup: Setup, n: int = 200, cells: Sequence[tuple[str, str, float]] = ()) -> list[Result]:
     """Whether each network's robustness is real: SR and MM-LDA, each the other's surrogate, and fine-tuned ones."""
     test, n = setup.sets()[1], setup.images(n)
-    eps = AUDIT_EPS.get(setup.data, 0.12)
+    eps = default_eps(test)
     plain = networks(setup, ("SR", "MM-LDA"))
     nets = [*plain]
     for net in plain:

@@ -54,6 +54,8 @@ def panels(entries: list[Entry]) -> list[Panel]:
         share = number(entry.result.value)
         sentence = "" if share is None else f"{fixed(share)}% of the noises are semantic (resemble their own image)."
         title = f"{entry.data} · {entry.model}" if entry.model else entry.data
+        twins = [e for e in of_kind(entries, "fig4") if (e.data, e.model) == (entry.data, entry.model)]
+        title += f", seed {entry.at('seed')}" if len(twins) > 1 else ""
         made.append(Panel(f"pictures-{len(made)}", title, sentence, pictures, count, gain, (entry.id,)))
     return made
 
