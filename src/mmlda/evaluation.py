@@ -328,7 +328,7 @@ def attack_images(
     """
     folder, n = Path(out), _number(n, len(data))
     place = _place(model, device)
-    chunk = _chunk_size(attack, place) if chunk is None else chunk
+    chunk = _chunk_size(attack, data, place) if chunk is None else chunk
     _positive("chunk", chunk)
     model.to(place)
     part = data.subset(slice(n))
@@ -386,11 +386,11 @@ def _chunk(folder: Path, start: int) -> Path:
     return folder / f"images-{start:06d}.safetensors"
 
 
-def _chunk_size(attack: Attack, place: torch.device) -> int:
+def _chunk_size(attack: Attack, data: ImageData, place: torch.device) -> int:
     """So many images that a device is busy, and so few that progress is seen and a kill costs little."""
     slow = not isinstance(attack, FGSM | BIM | ILCM | PGD)
     if place.type == "cpu":
-        return 20 if slow else 200
+        return min(500, max(20, 60_000 // math.prod(data.shape))) if slow else 500
     return 1000 if slow else 2500
 
 
