@@ -366,3 +366,14 @@ def test_the_suspects_are_judged_by_the_rule():
     assert verdict([*honest, *cells("a", near, 60.0)]) == {("a", "logits"): "no"}  # it is robust
     fooled = [cell("SR", "logits", "BIM", 0.12, 80.0)]
     assert verdict([*fooled, *cells("a", near, 0.0)]) == {("a", "logits"): "no"}  # SR looks robust too
+
+
+@pytest.mark.long
+def test_two_processes_in_one_folder_share_the_work(tmp_path):
+    command = [sys.executable, "-m", "mmlda", "reproduce", "table1", "--steps", "150", "--out", str(tmp_path), "--json"]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    answers = [process.communicate(timeout=300) for process in both]
+    assert [process.returncode for process in both] == [0, 0], [err for _, err in answers]
+    values = [{r["name"]: r["value"] for r in json.loads(out)} for out, _ in answers]
+    assert values[0] == values[1]
+    assert "waiting for another process" in answers[0][1] + answers[1][1]  # the same job at the same time, done once
