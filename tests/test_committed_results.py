@@ -1,0 +1,59 @@
+"""The results in the repository: whole, told in the README as they are, and true where the data is here."""
+
+import re
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load
+
+import mmlda
+from mmlda.paper import numbers
+from mmlda.results import load_all
+from mmlda.verification import verify
+
+ROOT = Path(__file__).parent.parent
+RESULTS = load_all(ROOT / "results")
+
+
+def test_every_result_is_whole_and_says_where_it_comes_from():
+    assert len(RESULTS) > 40
+    for result in RESULTS:
+        assert result.versions["torch"] and result.device and re.fullmatch(r"[0-9a-f]{12}", result.commit), result.name
+        if result.kind in ("table1", "table2"):
+            outcomes = load(result.read_outcomes(ROOT / "results"))
+            assert len(outcomes["clean"]) == result.n and result.network["name"] in mmlda.zoo.names()
+            assert result.seed is not None and result.steps and result.recipe and result.data["sha256"]
+
+
+def test_papers_numbers_beside_ours_are_the_papers():
+    for result in RESULTS:
+        if result.kind == "table2":
+            cell = result.cell
+            assert result.paper == numbers.table2(cell["data"], cell["model"], cell["attack"], cell["eps"])
+
+
+def test_the_readme_says_what_the_results_say():
+    text = (ROOT / "README.md").read_text()
+    shown = {}
+    for row in re.findall(r"^\| (CIFAR-10|MNIST), (0\.\d+): Resnet-32 \((softmax|MM-LDA)\) \| (.*) \|$", text, re.M):
+        data, eps, head, cells = row
+        for attack, cell in zip(("FGSM", "BIM", "ILCM"), cells.replace("*", "").split(" | ")):
+            ours, paper = map(float, cell.split(" / "))
+            key = data.lower().replace("-", ""), head.replace("softmax", "SR"), attack, float(eps)
+            shown[key] = ours, paper
+    assert len(shown) == 12
+    cells = [r for r in RESULTS if r.kind == "table2"]
+    found = {tuple(r.cell[key] for key in ("data", "model", "attack", "eps")): r for r in cells}
+    for key, (ours, paper) in shown.items():
+        assert (round(found[key].value, 1), found[key].paper) == (ours, paper), key
+    assert {r.value for r in RESULTS if r.kind == "audit"} == {"none"} and "audit calls all four networks" in text
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["table1-mnist-mm-lda-0", "table2-mnist-mm-lda-bim-0.12-0",
+                                  "table2-cifar10-mm-lda-bim-0.04-0", "table2-cifar10-mm-lda-ilcm-0.04-0"])  # fmt: skip
+def test_a_number_is_true_where_the_data_is_here(name):
+    data = name.split("-")[1]
+    if mmlda.data.find(data) is None:
+        pytest.skip(f"{data} is not here: mmlda data fetch {data}")
+    assert verify(ROOT / "results" / f"{name}.json", n=100).agrees
