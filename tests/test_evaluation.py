@@ -129,7 +129,7 @@ def test_another_attack_network_or_data_in_the_same_folder_is_refused(model, dig
 
 def test_a_failed_minimum_norm_attack_is_infinite_in_the_file_and_left_out_of_the_mean(digits, tmp_path):
     """A network that always says 3 and hears nothing can't be broken: infinite distances, no mean, valid JSON."""
-    deaf = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    deaf = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).eval()
     nn.init.zeros_(deaf[1].weight)
     deaf[1].bias.data = 100.0 * nn.functional.one_hot(torch.tensor(3), 10).float()
     attack = CarliniWagner(search_steps=2, steps=20)
