@@ -5,6 +5,7 @@ import json
 import math
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -376,4 +377,21 @@ def test_two_processes_in_one_folder_share_the_work(tmp_path):
     assert [process.returncode for process in both] == [0, 0], [err for _, err in answers]
     values = [{r["name"]: r["value"] for r in json.loads(out)} for out, _ in answers]
     assert values[0] == values[1]
-    assert "waiting for another process" in answers[0][1] + answers[1][1]  # the same job at the same time, done once
+
+
+def test_a_job_in_hand_is_waited_for(tmp_path, capsys):
+    """And taken as the other process leaves it."""
+    held = sweeps.in_hand(tmp_path, "job")
+    taken = threading.Event()
+
+    def other():
+        sweeps.in_hand(tmp_path, "job").release()
+        taken.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert not taken.wait(0.5)
+    held.release()
+    assert taken.wait(30)
+    thread.join()
+    assert "job: waiting for another process" in capsys.readouterr().err
