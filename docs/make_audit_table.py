@@ -117,7 +117,8 @@ def noisy(net: nn.Module, size: float) -> nn.Module:
 
 
 # Each network with the radii it is audited at. The first group was looked at while the audit was written, the second
-# only when it was done, the third only after change 5 of the log; the last asks whether more passes help.
+# only when it was done. The third was made because probabilities and noise, as held out, came out as none. The fourth
+# was looked at only after change 5 of the log; the last asks whether more passes help.
 TABLE: dict[str, dict[str, tuple[Callable[[], nn.Module], tuple[float, ...]]]] = {
     "for trying out": {
         "SR": (sr, (0.02, 0.05, 0.1, 0.2)),
@@ -129,16 +130,18 @@ TABLE: dict[str, dict[str, tuple[Callable[[], nn.Module], tuple[float, ...]]]] =
         "MM-LDA, trained at C = 1e6": (lambda: trained("mmlda", C=1e6), (0.12, 0.2)),
         "SR, probabilities": (lambda: probabilities(sr()), (0.12, 0.2)),
         "MM-LDA, probabilities": (lambda: probabilities(mm()), (0.12, 0.2)),
-        "SR x 10, probabilities": (lambda: probabilities(sr(), 10), (0.12, 0.2)),
-        "SR x 20, probabilities": (lambda: probabilities(sr(), 20), (0.12, 0.2)),
         "SR, input rounded to 8 levels": (lambda: rounded(sr(), 8), (0.12, 0.2)),
         "MM-LDA, input rounded to 16 levels": (lambda: rounded(mm(), 16), (0.12, 0.2)),
         "SR, input cast to bytes": (lambda: cast(sr()), (0.12, 0.2)),
         "SR, noise of 0.2 on the input": (lambda: noisy(sr(), 0.2), (0.12, 0.2)),
-        "SR, random waves on the logits, frequency 10": (lambda: Waves(sr(), 10), (0.12, 0.2)),
-        "SR, random waves, frequency 30": (lambda: Waves(sr(), 30), (0.12, 0.2)),
         "adversarially trained SR": (robust, (0.12, 0.2)),
         "adversarially trained MM-LDA": (lambda: trained("mmlda", robust=True), (0.12, 0.2)),
+    },
+    "built after the mild forms of the two kinds had come out none": {
+        "SR x 10, probabilities": (lambda: probabilities(sr(), 10), (0.12, 0.2)),
+        "SR x 20, probabilities": (lambda: probabilities(sr(), 20), (0.12, 0.2)),
+        "SR, random waves on the logits, frequency 10": (lambda: Waves(sr(), 10), (0.12, 0.2)),
+        "SR, random waves, frequency 30": (lambda: Waves(sr(), 30), (0.12, 0.2)),
     },
     "not looked at before change 5": {
         "adversarially trained SR, logits x 1e4": (lambda: times(robust(), 1e4), (0.12,)),
