@@ -7,7 +7,8 @@ margin loss. There the robust accuracy is what must not be higher.
     python benchmarks/attacks.py --device cpu --out benchmarks/results/attacks-cpu.json
     python benchmarks/attacks.py --device cuda --model cifar10-sr --images cifar10.safetensors --out ...
 
-bim      BIM and PGD beside the bare forward and backward passes, torchattacks and foolbox
+bim      BIM and PGD beside the bare forward and backward passes, torchattacks and foolbox; on CUDA at several batch
+         sizes, and with the network compiled (`mmlda.attacks.compiled`, the compilation itself not counted)
 worst    the worst case beside AutoAttack (pyautoattack): seconds and robust accuracy
 cw       Carlini and Wagner beside foolbox        (benchmarks/attacks_cw_jsma.py)
 jsma     JSMA beside torchattacks                 (benchmarks/attacks_cw_jsma.py)
@@ -39,7 +40,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import mmlda
-from mmlda.attacks import APGD, BIM, FAB, PGD, Square, WorstCase
+from mmlda.attacks import APGD, BIM, FAB, PGD, Square, WorstCase, compiled
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "tests")]
 import attack_models  # noqa: E402
@@ -118,10 +119,12 @@ def resnet(args: argparse.Namespace) -> tuple[nn.Module, Tensor, Tensor]:
     return model, x, y
 
 
-def bim_case(model: nn.Module, x: Tensor, y: Tensor, eps: float, args: argparse.Namespace) -> dict:
-    steps, size = args.steps, len(x) if args.device == "cpu" else args.batch
+def bim_case(
+    model: nn.Module, fast: nn.Module | None, x: Tensor, y: Tensor, eps: float, size: int, args: argparse.Namespace
+) -> dict:
+    """Everyone on `model`; ours, and one peer, also on `fast`, which is `model` compiled."""
+    steps, a = args.steps, eps / args.steps
     batches = list(zip(x.split(size), y.split(size)))
-    a = eps / steps
     attack = BIM(eps=eps, steps=steps, batch_size=size)
 
     def bare() -> None:
@@ -136,33 +139,45 @@ def bim_case(model: nn.Module, x: Tensor, y: Tensor, eps: float, args: argparse.
 
         other = torchattacks.PGD(model, eps=eps, alpha=a, steps=steps, random_start=False)
         contenders["torchattacks"] = lambda: [other(xs, ys) for xs, ys in batches]
+        if fast is not None:
+            quick = torchattacks.PGD(fast, eps=eps, alpha=a, steps=steps, random_start=False)
+            contenders["torchattacks, compiled"] = lambda: [quick(xs, ys) for xs, ys in batches]
     if installed("foolbox"):
         import foolbox
 
         there = foolbox.PyTorchModel(model, bounds=(0, 1), device=args.device)
         box = foolbox.attacks.LinfPGD(abs_stepsize=a, steps=steps, random_start=False)
         contenders["foolbox"] = lambda: [box(there, xs, ys, epsilons=eps) for xs, ys in batches]
+    if fast is not None:
+        contenders["ours, compiled"] = lambda: attack(fast, x, y)
     times = rounds(contenders, args.pairs, args.device)
     for p in model.parameters():
         p.grad = None  # foolbox leaves its gradients behind
-    ratio = ratios(times)
-    return {
+    row = {
         "images": len(x), "batch": size, "steps": steps, "eps": eps, "rounds": args.pairs,
         "seconds": {k: statistics.median(v) for k, v in times.items()},
-        "times_faster_than": ratio,
+        "times_faster_than": ratios(times),
         "over_bare": statistics.median(o / b for o, b in zip(times["ours"], times["bare passes"])) - 1,
     }  # fmt: skip
+    if fast is not None:
+        row["compiled_times_faster_than"] = ratios(times, "ours, compiled")
+    return row
 
 
 def bench_bim(args: argparse.Namespace) -> dict:
     """A step is a forward pass, a backward pass and an update; what else there is to it, and to the peers'."""
     out = {}
-    for name, case in cases(args).items():
-        out[name] = row = bim_case(*case, args)
-        print(f"bim, {name}: {row['images']} images in batches of {row['batch']}, {row['steps']} steps")
-        for who, seconds in row["seconds"].items():
-            print(f"  {who:14s} {seconds:9.4f} s   {row['times_faster_than'].get(who, 1.0):6.2f} x ours")
-        print(f"  ours over the bare passes: {100 * row['over_bare']:+.1f}%", flush=True)
+    for case, (model, x, y, eps) in cases(args).items():
+        fast = compiled(model) if args.device == "cuda" else None
+        for size in [len(x)] if args.device == "cpu" else [int(size) for size in args.batches.split(",")]:
+            name, n = (case, size) if args.device == "cpu" else (f"{case}, batch {size}", min(len(x), 8 * size))
+            n -= n % size if n > size else 0  # whole batches: ours fills up the last one
+            out[name] = row = bim_case(model, fast, x[:n], y[:n], eps, size, args)
+            print(f"bim, {name}: {row['images']} images in batches of {row['batch']}, {row['steps']} steps")
+            for who, seconds in row["seconds"].items():
+                faster = [row[key].get(who, 1.0) for key in row if key.endswith("times_faster_than")]
+                print(f"  {who:22s} {seconds:9.4f} s   " + "".join(f"{f:6.2f} x ours " for f in faster))
+            print(f"  ours over the bare passes: {100 * row['over_bare']:+.1f}%", flush=True)
     return out
 
 
@@ -184,7 +199,8 @@ def worst_case(model: nn.Module, x: Tensor, y: Tensor, eps: float, args: argpars
             found["pyautoattack"] = x_adv[0] if isinstance(x_adv, tuple) else x_adv
 
         contenders["pyautoattack"] = theirs
-    times = rounds(contenders, args.worst_rounds, args.device, warm=args.device == "cuda")
+    BIM(eps=eps)(model, x[:size], y[:size])  # cuDNN and the like are set up before anyone is timed
+    times = rounds(contenders, args.worst_rounds, args.device, warm=False)
     robust = {}
     with torch.no_grad():  # both judged by the same model, in the same batches
         for who in contenders:
@@ -239,7 +255,7 @@ def bench_scaling(args: argparse.Namespace) -> dict:
             y = model(x).argmax(1)
             attacks = {name: make() for name, make in many.items()}
             runs = {name: partial(attack, model, x, y) for name, attack in attacks.items()}
-            times = rounds(runs, 3, args.device)
+            times = rounds(runs, 2 if args.device == "cuda" else 3, args.device)
             row = {name: 1000 * statistics.median(column) / 20 for name, column in times.items()}
             out.setdefault(what, []).append(shape | {"milliseconds_a_step": row})
             cells = "  ".join(f"{name} {ms:7.3f}" for name, ms in row.items())
@@ -255,7 +271,8 @@ def main() -> None:
     parser.add_argument("--model", help="CUDA: a network that ships with mmlda, or the folder of a run")
     parser.add_argument("--images", help="CUDA: a safetensors file with x [N, 3, 32, 32] and y [N]")
     parser.add_argument("--n", type=int, help="images")
-    parser.add_argument("--batch", type=int, default=128, help="CUDA: images at a time, BIM")
+    parser.add_argument("--jsma-n", type=int, help="images of JSMA beside its peer, which takes seconds for each")
+    parser.add_argument("--batches", default="32,128,1000", help="CUDA: images at a time, BIM; 8 batches of each")
     parser.add_argument("--worst-batch", type=int, default=1024, help="CUDA: images at a time, worst case")
     parser.add_argument("--eps", type=float, default=2 / 255, help="CUDA: the radius")
     parser.add_argument("--steps", type=int, default=40, help="of BIM")
@@ -289,9 +306,9 @@ def main() -> None:
 
         given = attacks_cw_jsma.load(args)
         if "cw" in wanted:
-            report["cw"] = attacks_cw_jsma.bench_cw(args.device, *given)
+            report["cw"] = attacks_cw_jsma.bench_cw(args.device, *given, n=args.n)
         if "jsma" in wanted:
-            report["jsma"] = attacks_cw_jsma.bench_jsma(args.device, *given)
+            report["jsma"] = attacks_cw_jsma.bench_jsma(args.device, *given, n=args.jsma_n)
     if "scaling" in wanted:
         report["scaling"] = bench_scaling(args)
     if args.out:

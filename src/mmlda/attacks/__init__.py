@@ -8,6 +8,7 @@ from mmlda.attacks.carlini import CarliniWagner
 from mmlda.attacks.fab import FAB
 from mmlda.attacks.gradient import BIM, FGSM, ILCM, PGD, ascend
 from mmlda.attacks.jsma import JSMA
+from mmlda.attacks.replay import compiled
 from mmlda.attacks.result import AttackResult, measure
 from mmlda.attacks.square import Square
 from mmlda.attacks.surface import Attack, Surface
@@ -28,5 +29,6 @@ __all__ = [
     "Surface",
     "WorstCase",
     "ascend",
+    "compiled",
     "measure",
 ]
