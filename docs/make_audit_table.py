@@ -159,7 +159,6 @@ TABLE: dict[str, dict[str, tuple[Callable[[], nn.Module], tuple[float, ...]]]] =
         "SR, waves, frequency 30, 64 passes": (lambda: Waves(sr(), 30), (0.12,)),
     },
 }
-KINDS = {"output": "probabilities", "randomness": "random", "rounding": "rounding"}  # of the evidence
 
 
 def row(name: str, make: Callable[[], nn.Module], radii: tuple[float, ...]) -> str:
@@ -171,10 +170,8 @@ def row(name: str, make: Callable[[], nn.Module], radii: tuple[float, ...]) -> s
     def each(word: str) -> str:
         return " / ".join(f"{result.numbers[word]:.0f}" for result in found)
 
-    seen = [kind for test, kind in KINDS.items() for item in found[0].series["evidence"]
-            if item["test"] == test and item["passed"] is not True]  # fmt: skip
     cells = (name, " / ".join(f"{result.cell['eps']:g}" for result in found), f"{found[0].numbers['median_gap']:.3g}",
-             ", ".join(seen), each("standard_accuracy"), each("worst_accuracy"),
+             ", ".join(found[0].series["kinds"]), each("standard_accuracy"), each("worst_accuracy"),
              " / ".join(str(result.value) for result in found))  # fmt: skip
     return "| " + " | ".join(cells) + " |"
 

@@ -7,6 +7,7 @@ one, or one of these behind a mask that changes no answer, or hardly any.
 import copy
 import importlib.util
 import random
+import re
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from torch import nn
 
 import mmlda
-from mmlda import masking, trials
+from mmlda import masking, report, trials
 from mmlda.attacks import APGD
 from mmlda.data import ImageData
 from mmlda.masking import audit, lines, picture
@@ -170,6 +171,65 @@ def test_masks_that_hide_nothing_are_none_and_recognised(digits, plain, kind):
     assert ("The network returns probabilities, not logits." in said) == ("output" in seen)
     assert ("The network is random" in said) == ("randomness" in seen)
     assert all(evidence[test]["passed"] is None for test in seen)  # recognised, and no fault
+
+
+# the kinds as they come, mild or not: the network each is made of, the verdict and the kinds it must be known by
+BUILT = {
+    "logits x 1e4": ("plain", MASKS["logits x 1e4"], "masked", ["saturated"]),
+    "probabilities": ("plain", MILD["probabilities"][0], "none", ["probabilities"]),
+    "a head at C = 1e6": ("other", large_C, "masked", ["saturated"]),
+    "rounding": ("plain", MASKS["rounding"], "masked", ["rounding"]),
+    "noise": ("plain", MILD["noise"][0], "none", ["random"]),
+    "rounding, logits x 1e4": ("plain", lambda net: MASKS["logits x 1e4"](MASKS["rounding"](net)), "masked",
+                               ["saturated", "rounding"]),
+    "sure probabilities": ("plain", MASKS["probabilities"], "masked", ["saturated", "probabilities"]),
+    "probabilities and noise": ("plain", MILD["both"][0], "none", ["probabilities", "random"]),
+}  # fmt: skip
+SAID = {"saturated": "softmax is saturated", "probabilities": "returns probabilities",
+        "rounding": "has steps without a gradient (round)", "random": "answers are random"}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BUILT)
+def test_networks_built_to_be_masked_are_told_from_honest_ones(digits, plain, other, kind, tmp_path):
+    inner, mask, verdict, kinds = BUILT[kind]
+    model = mask({"plain": plain, "other": other}[inner])
+    result = audit(model, digits[1], eps=EPS, n=80, passes=6, show=False).save(tmp_path)
+    assert result.value == verdict and result.series["kinds"] == kinds
+    last = result.what.split(". ")[-1]
+    assert [word for word, said in SAID.items() if said in last] == kinds
+    assert ("nothing here" in last) == (verdict == "none") and result.what.count(last) == 1
+    again = Result.load(tmp_path / f"{result.name}.json")
+    assert again.series["kinds"] == kinds and lines(again)[0].endswith(last)
+    # the picture's title has all of it, in lines that fit
+    shown = re.findall(r"<!-- (.*?) -->", picture(tmp_path / "audit.svg", again).read_text())
+    assert " ".join(shown).endswith(f"on digits. {result.what}") and max(map(len, shown)) <= 140
+
+
+def test_honest_networks_are_of_no_kind(digits, plain, other, robust):
+    for model, eps in ((plain, EPS), (plain, 0.02), (other, EPS), (robust, 0.1)):
+        result = audit(model, digits[1], eps=eps, n=80, show=False)
+        assert result.series["kinds"] == [] and result.value in ("none", "real"), lines(result)
+        assert not any(said in result.what for said in SAID.values())
+
+
+def test_what_only_looks_like_a_kind_is_none(digits, plain):
+    small = {"eps": EPS, "n": 40, "steps": 6, "queries": 20, "show": False}
+    for after in (lambda z: z - z.amin(1, keepdim=True) + 0.01, torch.sigmoid, lambda z: z.log_softmax(1)):
+        assert audit(Behind(plain, after=after), digits[1], **small).series["kinds"] == []
+    cut = audit(MASKS["no gradient"](plain), digits[1], **small)  # zero gradients, and no softmax to blame
+    assert cut.value == "masked" and cut.series["kinds"] == []
+    constant = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    constant[1].weight.data.zero_()
+    assert audit(constant, digits[1], **small).series["kinds"] == []
+
+
+def test_an_audit_from_before_kinds_is_shown(digits, plain, tmp_path):
+    result = audit(plain, digits[1], eps=EPS, n=40, steps=4, queries=10, show=False)
+    del result.series["kinds"]
+    result.save(tmp_path)
+    old = Result.load(tmp_path / f"{result.name}.json")
+    assert lines(old)[0] == result.what and picture(tmp_path / "audit.png", old).exists()
+    assert result.what in report.build(tmp_path, tmp_path / "page.html").read_text()
 
 
 def test_eps_is_the_papers_unless_told(digits, plain):

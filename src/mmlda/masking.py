@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,10 @@ def audit(
 
     Its value is "real", "none", "masked" or "mixed"; `series` has the evidence, the accuracy under each attack, the
     curve over eps and the histogram of gaps. Each entry of `series["accuracies"]` has every image's outcome in "held",
-    a "1" where it is still right after the attack and a "0" where not. Images are in [0, 1]. The model, its mode and
-    all generators are left as they were: a copy is attacked.
+    a "1" where it is still right after the attack and a "0" where not. `series["kinds"]` lists the kinds of mask that
+    were recognised, whether they hide anything or not: "saturated", "probabilities", "rounding", "random"; a plain
+    network has none. Images are in [0, 1]. The model, its mode and all generators are left as they were: a copy is
+    attacked.
 
     Args:
         model: x -> logits, or probabilities. `model.features`, where there is one, is attacked too.
@@ -105,6 +108,8 @@ def audit(
         run_all(case, steps, queries, seed, other, show)
     name = name or _called(model)
     verdict, what, evidence = _judge(case)
+    kinds = _kinds(case, evidence)
+    what += _named(kinds, verdict, case.numbers["hidden"] or 0.0)
     identity = net.state_dict() if isinstance(net, nn.Module) else {}
     rows = [_row(row, n) for row in case.rows]
     file = "-".join(re.sub(r"[^\w.+]+", "_", part) for part in ("audit", data.name or "data", name, f"{eps:g}"))
@@ -112,7 +117,8 @@ def audit(
         name=file, kind="audit", what=what, value=verdict, cell={"data": data.name, "model": name, "eps": eps},
         note=" ".join(_images(data, n) + case.notes),
         n=n, seed=seed, steps=steps, seconds=time.perf_counter() - begin, numbers=dict(case.numbers),
-        series={"evidence": evidence, "accuracies": rows, "curve": _curve(case), "gaps": _histogram(case.gaps)},
+        series={"evidence": evidence, "kinds": list(kinds), "accuracies": rows, "curve": _curve(case),
+                "gaps": _histogram(case.gaps)},
         network={"name": name, "sha256": hashlib.sha256(packed(identity)).hexdigest() if identity else None},
         attack=settings, data={"name": data.name, "sha256": data.digest()},
         device=str(place), versions=versions(place), commit=code_version(),
@@ -252,6 +258,38 @@ def _judge(case: Case) -> tuple[str, str, list[dict[str, Any]]]:
     return "none", f"None {at}: {both}{end}. Not robust, and the gradient shows it.", evidence
 
 
+def _kinds(case: Case, evidence: list[dict[str, Any]]) -> dict[str, str]:
+    """The kinds of mask that the network is of, each in words; what they hide is for the rule to say.
+
+    Zero gradients are a softmax's fault where the margin has a gradient, or where the gaps are too wide for float32;
+    otherwise no loss has one, and something else has cut it.
+    """
+    failed = {item["test"] for item in evidence if item["passed"] is False}
+    lost = max(case.zeros - int((~case.moving).sum()), int((case.gaps > UNDERFLOW).sum()))
+    there = {"saturated": "zero gradients" in failed and _above(lost, len(case.y), LIMIT),
+             "probabilities": case.probabilities, "rounding": bool(case.found), "random": case.random}  # fmt: skip
+    words = {"saturated": "its softmax is saturated", "probabilities": "it returns probabilities",
+             "rounding": f"it has steps without a gradient ({', '.join(case.found)})",
+             "random": "its answers are random"}  # fmt: skip
+    return {kind: words[kind] for kind, seen in there.items() if seen}
+
+
+def _named(kinds: dict[str, str], verdict: str, hidden: float) -> str:
+    """The sentence that names the kinds, to stand after the verdict's; empty where there are none.
+
+    >>> _named({"probabilities": "it returns probabilities", "random": "its answers are random"}, "none", 0.0)
+    ' It returns probabilities and its answers are random, which hides nothing here.'
+    >>> _named({"rounding": "it has steps without a gradient (round)"}, "masked", 90.0)
+    ' It has steps without a gradient (round).'
+    """
+    if not kinds:
+        return ""
+    *most, last = kinds.values()
+    said = f"{', '.join(most)} and {last}" if most else last
+    end = f", which hides {'next to ' if hidden else ''}nothing here" if verdict in ("none", "real") else ""
+    return f" {said[0].upper()}{said[1:]}{end}."
+
+
 def _all(by: dict[tuple[str, str], Tensor], word: str) -> Tensor:
     return torch.stack([left for (name, _), left in by.items() if name.endswith(word)]).all(0)
 
@@ -319,7 +357,8 @@ def picture(path: str | Path, result: Result) -> Path:
     if edges[-1] > UNDERFLOW:
         gaps.axvline(UNDERFLOW, color="0.3", linestyle=":")
     gaps.set(xlabel="nats", ylabel="images", title="gap of the top two logits")
-    figure.suptitle(f"{result.cell['model']} on {result.cell['data']}. {result.what}", fontsize=10)
+    title = f"{result.cell['model']} on {result.cell['data']}. {result.what}"
+    figure.suptitle("\n".join(textwrap.wrap(title, 140)), fontsize=10)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="svg" if Path(path).suffix == ".svg" else "png", dpi=120)
     return write_whole(path, buffer.getvalue())
