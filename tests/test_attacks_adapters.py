@@ -45,6 +45,25 @@ def test_functions_and_ranges() -> None:
     assert success.float().mean() > 0.3 and x_adv.min() >= -1 and x_adv.max() <= 1
 
 
+def test_a_function_over_a_module_leaves_its_parameters_alone() -> None:
+    """foolbox calls backward(), which reaches every parameter behind a function too."""
+    model, (x, y) = copy.deepcopy(network("sr")), images(20)
+    attack = foolbox.attacks.LinfPGD(steps=5, random_start=False, abs_stepsize=0.05)
+    _, x_adv, _ = attack(to_foolbox(lambda v: model(v)), x, y, epsilons=0.2)
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+    _, plain, _ = attack(foolbox.PyTorchModel(model, bounds=(0, 1)), x, y, epsilons=0.2)
+    assert torch.equal(x_adv, plain) and (x_adv - x).abs().max() > 0.1
+    assert all(p.grad is not None for p in model.parameters())  # what would have happened
+    wrapped = to_autoattack(lambda v: model(v))
+    v = x.clone().requires_grad_(True)
+    z = wrapped(v)
+    rows = [torch.autograd.grad(z[:, k].sum(), v, retain_graph=True)[0] for k in (0, 3)]  # more than one, as FAB does
+    w = x.clone().requires_grad_(True)
+    for k, row in zip((0, 3), rows):
+        assert torch.equal(torch.autograd.grad(model(w)[:, k].sum(), w)[0], row)
+    assert not wrapped(x).requires_grad
+
+
 @pytest.mark.parametrize("aimed", [False, True])
 def test_a_foolbox_attack_as_one_of_ours(aimed: bool) -> None:
     model, (x, y) = network("sr"), images(40)

@@ -371,6 +371,55 @@ def test_a_model_that_returns_nan_or_the_wrong_shape(name: str) -> None:
         ATTACKS[name]()(lambda v: model(v).sum(1), x, y)
 
 
+@every_attack
+def test_nan_in_a_later_batch_is_noticed(name: str) -> None:
+    """Where the right half of an image is bright there is no answer; it has no gradient, so no attack darkens it."""
+    model, (x, y) = network("sr"), images(24)
+    x, y = torch.cat([x, torch.zeros_like(x)], 3), y.clone()
+    lost = torch.tensor([9, 17, 18])
+    x[lost, :, :, 8:] = 1.0
+    y[9], y[17] = 0, 1  # argmax calls NaN class 0: unbroken, and broken without an attack
+
+    def torn(v: Tensor) -> Tensor:
+        bright = v[..., 8:].mean((1, 2, 3)) > 0.5
+        return torch.where(bright[:, None], torch.nan, model(v[..., :8]))
+
+    with pytest.raises(ValueError, match="NaN logits for 3 of 24 images"):
+        ATTACKS[name](batch_size=8)(torn, x, y)
+    at_work(ATTACKS[name](batch_size=8)(torn, x[:9], y[:9]), x[:9])
+
+
+def test_nan_on_the_way_is_no_fault_and_costs_one_more_look() -> None:
+    model, (x, y) = network("sr"), images(20)
+    calls = 0
+
+    def hiccup(v: Tensor, at: int) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return model(v) * (torch.nan if calls == at else 1.0)
+
+    attack = BIM(eps=EPS, steps=10)
+    plain = attack(lambda v: hiccup(v, 0), x, y)
+    assert calls == 11  # ten gradients and the verdict: no call to check
+    calls = 0
+    result = attack(lambda v: hiccup(v, 4), x, y)
+    assert calls == 12 and result.success.float().mean() > 0.6
+    assert result.linf.max() <= plain.linf.max() and torch.equal(model(result.x_adv).argmax(1), result.prediction)
+
+
+def test_a_model_that_returns_sigmoids() -> None:
+    model, (x, y) = network("sr"), images(20)
+    for attack in (BIM(eps=0.1), APGD(eps=0.1, steps=3), Square(eps=0.1, queries=5)):  # one image first, or all
+        with pytest.warns(UserWarning, match=r"between 0 and 1.* look like probabilities \(sigmoid\)"):
+            attack(lambda v: (2 * model(v)).sigmoid(), x, y)
+    assert 0.1 < 0.02 * model(x).max() < 0.9
+    with warnings.catch_warnings():  # between 0 and 1 by chance, or not between them
+        warnings.simplefilter("error")
+        for squeeze in (lambda z: (0.01 * z).sigmoid(), lambda z: 0.02 * z.relu(), lambda z: 2 * z.sigmoid(),
+                        lambda z: 0.5 + 0.5 * torch.tanh(z / 20)):  # fmt: skip
+            BIM(eps=0.1)(lambda v: squeeze(model(v)), x, y)  # noqa: B023
+
+
 class Buffers:
     """What a CUDA graph does to `Surface.step`, on the CPU: the function captured first is the one that runs, on
     buffers of its own, and every call overwrites the outputs of the one before."""

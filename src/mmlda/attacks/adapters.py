@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from mmlda.attacks.result import AttackResult, measure
 from mmlda.attacks.surface import Attack, Model, Surface
@@ -20,6 +21,23 @@ from mmlda.attacks.surface import Attack, Model, Surface
 __all__ = ["FoolboxAttack", "from_foolbox", "to_autoattack", "to_foolbox"]
 
 Bounds = tuple[float, float]
+
+
+class _InputGradient(torch.autograd.Function):
+    """model(x) whose backward pass reaches x and nothing else, whatever parameters the model holds."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, model: Model) -> Tensor:
+        with torch.enable_grad():
+            ctx.x = x.detach().requires_grad_(True)
+            ctx.z = model(ctx.x)
+        return ctx.z.detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        # the caller may come back for another gradient; the graph goes with ctx
+        return torch.autograd.grad(ctx.z, ctx.x, g, retain_graph=True)[0], None
 
 
 class _Frozen(nn.Module):
@@ -38,15 +56,17 @@ class _Frozen(nn.Module):
         model, lo, hi = self._held
         if (lo, hi) != (0.0, 1.0):
             x = lo + (hi - lo) * x
-        if not isinstance(model, nn.Module):
+        if torch.is_grad_enabled() and x.requires_grad:
+            return _InputGradient.apply(x, model)
+        with torch.no_grad():
             return model(x)
-        return torch.func.functional_call(model, {name: p.detach() for name, p in model.named_parameters()}, (x,))
 
 
 def to_foolbox(model: Model, *, bounds: Bounds = (0.0, 1.0), device: torch.device | str | None = None) -> Any:
     """`model` as foolbox's attacks want it: a `foolbox.PyTorchModel`.
 
-    Any function of images to logits will do. Put a module into eval mode first: foolbox takes it as it is.
+    Any function of images to logits will do; the parameters behind it get no gradients. Put a module into eval mode
+    first: foolbox takes it as it is.
     `device` is where the images are; None for where the module is, or the CPU.
 
     >>> import foolbox

@@ -25,6 +25,10 @@ __all__ = ["Attack", "Model", "Surface", "guarded", "survivors"]
 
 Model = Callable[[Tensor], Tensor]
 
+# How near to 0 and to 1 the first answers must come to look like a sigmoid's. Small logits or cosines may all be
+# between 0 and 1 too, but hardly end just there.
+_END = 0.01
+
 
 class Surface:
     """Logits and gradients of `model`, for one call of an attack.
@@ -36,6 +40,7 @@ class Surface:
         self.model = model
         self.classes: int | None = None  # L, known after the first logits
         self._labels = {"y": y, "target": target}
+        self._total: Tensor | None = None  # the sum of all answers, on the device: NaN once one of them was
         self._graphs: dict[object, Step] = {}
         # One stream to capture on, one memory to work in: the graphs run one after the other.
         self._stream: torch.cuda.Stream | None = None
@@ -47,7 +52,11 @@ class Surface:
         z = self.model(x)
         if self.classes is None:
             self._inspect(z, len(x))
-        return z if z.dtype in (torch.float32, torch.float64) else z.float()
+        z = z if z.dtype in (torch.float32, torch.float64) else z.float()
+        if self._total is None:
+            self._total = z.new_zeros(())
+        self._total += z.detach().sum()  # part of a captured step, so nothing is looked at here
+        return z
 
     def replayed_logits(self, x: Tensor) -> Tensor:
         """`logits` without autograd and, on CUDA, as a graph: a buffer that the next call overwrites."""
@@ -102,6 +111,19 @@ class Surface:
             self._capturable = self._graphs[key] is not step
         return self._graphs[key](*inputs)
 
+    def check(self, x_adv: Tensor, size: int) -> None:
+        """Refuse NaN at the attack's final points, `size` at a time: it is no label, and argmax makes one of it.
+
+        One look at a value a call; the model is asked again only where some answer was NaN. A point on the way may
+        have been: the attack has left it.
+        """
+        if self._total is None or (x_adv.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return
+        if bool(self._total.isnan()):
+            lost = sum(int(self.logits(v).isnan().any(1).sum()) for v in x_adv.split(size))
+            if lost:
+                raise ValueError(f"model returned NaN logits for {lost} of {len(x_adv)} images after the attack")
+
     def close(self) -> None:
         """Wait for the device: a graph must not be freed while it runs."""
         if self._graphs:
@@ -124,13 +146,19 @@ class Surface:
         z = z.float()
         if bool(z.isnan().any()):
             raise ValueError("model returned NaN logits on the images as given")
-        if L > 1 and bool((z >= 0).all() & ((z.sum(1) - 1).abs() < 1e-3).all()):
-            warnings.warn(
-                "the model seems to return probabilities: attack its logits, since softmax flattens the "
-                "gradient and the result says more about float32 than about robustness",
-                UserWarning,
-                stacklevel=2,
-            )
+        least, most = (float(v) for v in torch.aminmax(z))
+        if least >= 0 and bool(((z.sum(1) - 1).abs() < 1e-3).all()):
+            found = "the model seems to return probabilities", "softmax"
+        elif 0 <= least < _END and 1 - _END < most <= 1:
+            found = "outputs between 0 and 1, up to both ends, look like probabilities (sigmoid)", "the sigmoid"
+        else:
+            return
+        warnings.warn(
+            f"{found[0]}: attack the model's logits, since {found[1]} flattens the gradient and the result says more "
+            "about float32 than about robustness",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 @contextmanager
@@ -213,8 +241,10 @@ class Attack:
                     batch = [torch.cat([part, t[: size - n]]) for part, t in zip(batch, columns)]
                 xs, ys, who, *to = batch
                 parts.append(self.attack(surface, xs, ys, to[0] if to else None, who).take(slice(n)))
+            result = concatenate(parts)
+            surface.check(result.x_adv, size)
             surface.close()
-            return concatenate(parts)
+            return result
 
     def attack(
         self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor
