@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from mmlda import attacks, zoo
 from mmlda.checkpoints import packed
 from mmlda.data import ImageData, load
-from mmlda.evaluation import predictions
 from mmlda.models import build
+from mmlda.outcomes import predictions
 from mmlda.results import Result
 
 __all__ = ["Verification", "verify"]

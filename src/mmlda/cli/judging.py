@@ -29,7 +29,7 @@ def attack(
 ) -> None:
     """Attack a network on test images: accuracy, distances, and a picture."""
     import mmlda
-    from mmlda.evaluation import attack_images
+    from mmlda.outcomes import attack_images
 
     chosen = make_attack(name, settings(set_ or [], "--set") | ({} if eps is None else {"eps": eps}))
     place = pick(device)

@@ -18,9 +18,9 @@ from mmlda import data as datasets
 from mmlda import theory
 from mmlda.checkpoints import packed
 from mmlda.data import ImageData, fold_rows
-from mmlda.evaluation import adversarial_images, predictions
-from mmlda.evaluation import provenance as traced
 from mmlda.means import generate_opt_means
+from mmlda.outcomes import adversarial_images, predictions
+from mmlda.outcomes import provenance as traced
 from mmlda.paper.setup import MOST, Net, Setup, claim, networks, number, provenance, slug, train, trained
 from mmlda.paper.tables import carlini, kept
 from mmlda.recipes import network

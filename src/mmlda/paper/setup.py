@@ -19,8 +19,8 @@ from mmlda import checkpoints, zoo
 from mmlda import data as datasets
 from mmlda.attacks import Attack
 from mmlda.data import ImageData
-from mmlda.evaluation import attack_images
 from mmlda.models import Classifier, build
+from mmlda.outcomes import attack_images
 from mmlda.paper import numbers
 from mmlda.recipes import RECIPES, Recipe, hat, network, sat
 from mmlda.results import Result, code_version

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from mmlda import attacks
 from mmlda.checkpoints import packed
 from mmlda.data import ImageData
-from mmlda.evaluation import describe_attack
-from mmlda.evaluation import provenance as traced
+from mmlda.outcomes import describe_attack
+from mmlda.outcomes import provenance as traced
 from mmlda.paper import numbers
 from mmlda.paper.setup import MOST, Net, Setup, claim, number, slug, train, trained
 from mmlda.paper.tables import kept

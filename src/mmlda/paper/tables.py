@@ -14,9 +14,10 @@ from safetensors.torch import load
 
 from mmlda import attacks
 from mmlda.checkpoints import packed
-from mmlda.evaluation import predictions, shares
-from mmlda.evaluation import provenance as traced
+from mmlda.evaluation import shares
 from mmlda.masking import audit, default_eps
+from mmlda.outcomes import predictions
+from mmlda.outcomes import provenance as traced
 from mmlda.paper import numbers
 from mmlda.paper.setup import MOST, Net, Setup, attacked, beside, claim, networks, number, slug, tuned
 from mmlda.results import Result, difference_interval, wilson
