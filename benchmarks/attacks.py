@@ -44,6 +44,7 @@ from mmlda.attacks import APGD, BIM, FAB, PGD, Square, WorstCase, compiled
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "tests")]
 import attack_models  # noqa: E402
+import attacks_cw_jsma  # noqa: E402
 
 PARTS = ("bim", "worst", "cw", "jsma", "scaling")
 
@@ -233,6 +234,15 @@ def bench_worst(args: argparse.Namespace) -> dict:
     return out
 
 
+def bench_cw(args: argparse.Namespace) -> dict:
+    given = attacks_cw_jsma.load(args)
+    return attacks_cw_jsma.bench_cw(args.device, *given, n=args.n, steps=args.cw_steps, paper=args.paper)
+
+
+def bench_jsma(args: argparse.Namespace) -> dict:
+    return attacks_cw_jsma.bench_jsma(args.device, *attacks_cw_jsma.load(args), n=args.jsma_n)
+
+
 def bench_scaling(args: argparse.Namespace) -> dict:
     """Milliseconds a step of each attack on untrained networks, one size growing at a time."""
     base = {"batch": 64, "size": 16, "classes": 10}
@@ -278,6 +288,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40, help="of BIM")
     parser.add_argument("--pairs", type=int, default=30, help="rounds of BIM")
     parser.add_argument("--worst-rounds", type=int, default=1)
+    parser.add_argument("--cw-steps", type=int, help="of a search beside foolbox")
+    parser.add_argument("--paper", action="store_true", help="CUDA: C&W at the paper's budget too, some minutes")
     parser.add_argument("--threads", type=int, help="CPU threads; torch's own choice by default")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -297,23 +309,13 @@ def main() -> None:
         "benchmark": "attacks", "versions": versions, "device": device, "threads": torch.get_num_threads(),
         "settings": settings,
     }  # fmt: skip
-    if "bim" in wanted:
-        report["bim"] = bench_bim(args)
-    if "worst" in wanted:
-        report["worst"] = bench_worst(args)
-    if "cw" in wanted or "jsma" in wanted:
-        import attacks_cw_jsma
-
-        given = attacks_cw_jsma.load(args)
-        if "cw" in wanted:
-            report["cw"] = attacks_cw_jsma.bench_cw(args.device, *given, n=args.n)
-        if "jsma" in wanted:
-            report["jsma"] = attacks_cw_jsma.bench_jsma(args.device, *given, n=args.jsma_n)
-    if "scaling" in wanted:
-        report["scaling"] = bench_scaling(args)
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(report, indent=2) + "\n")
+    benches = {"bim": bench_bim, "worst": bench_worst, "cw": bench_cw, "jsma": bench_jsma, "scaling": bench_scaling}
+    for part, bench in benches.items():
+        if part in wanted:
+            report[part] = bench(args)
+            if args.out:  # after each part: a run cut short has what was done
+                args.out.parent.mkdir(parents=True, exist_ok=True)
+                args.out.write_text(json.dumps(report, indent=2) + "\n")
 
 
 if __name__ == "__main__":

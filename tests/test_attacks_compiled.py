@@ -1,0 +1,109 @@
+"""compiled(): the same network to an attack, a copy to its owner; and what rounding on CUDA may not do to C&W."""
+
+import copy
+
+import attack_models
+import pytest
+import torch
+from torch import nn
+
+import mmlda
+from mmlda.attacks import BIM, CarliniWagner, WorstCase, compiled
+from mmlda.attacks.surface import Surface
+
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+
+
+@pytest.fixture(scope="module")
+def network():
+    return attack_models.network("mm")
+
+
+def test_attacks_find_the_same(network):
+    x, y = attack_models.images(40)
+    model, x = copy.deepcopy(network).double(), x.double()
+    fast = compiled(model, backend="eager")
+    assert torch.allclose(fast(x), model(x), rtol=1e-10)
+    for attack in (BIM(eps=0.1), CarliniWagner(search_steps=2, steps=40), WorstCase(eps=0.1, attacks=[BIM(eps=0.1)])):
+        ours, theirs = attack(fast, x, y), attack(model, x, y)
+        assert torch.allclose(ours.x_adv, theirs.x_adv, atol=1e-6) and torch.equal(ours.success, theirs.success)
+        assert ours.success.any()
+
+
+def test_the_model_stays_as_it_was():
+    model = copy.deepcopy(attack_models.network("sr")).train()
+    before = {name: (t.detach().clone(), t.requires_grad) for name, t in model.named_parameters()}
+    fast = compiled(model, backend="eager")
+    x, y = attack_models.images(8)
+    BIM(eps=0.1)(fast, x, y)
+    assert model.training and not fast.training
+    assert not any(p.requires_grad for p in fast.parameters())
+    for name, p in model.named_parameters():
+        assert torch.equal(p, before[name][0]) and p.requires_grad == before[name][1] and p.grad is None
+    logits = fast(x)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+    assert torch.equal(fast(x), logits)  # the copy has the weights of when it was made
+
+
+def test_a_function_has_no_copy():
+    with pytest.raises(ValueError, match="model is a function: expected a torch"):
+        compiled(lambda x: x)
+
+
+@pytest.mark.long
+def test_compiled_for_any_number_of_images():
+    """The real compiler on a small network: one program with gradients serves every batch."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)).eval()
+    try:
+        fast = compiled(model)
+        fast(torch.rand(2, 1, 8, 8))
+    except Exception as error:  # no compiler on this machine
+        pytest.skip(f"torch.compile does not work here: {error}"[:200])
+    torch._dynamo.utils.counters.clear()
+    for n in (20, 17, 33):
+        x = torch.rand(n, 1, 8, 8)
+        y = model(x).argmax(1)
+        ours, theirs = BIM(eps=0.05)(fast, x, y), BIM(eps=0.05)(model, x, y)
+        assert torch.allclose(ours.x_adv, theirs.x_adv, atol=1e-5)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2  # with and without gradients
+
+
+def test_rounding_is_none_on_the_cpu(network):
+    x, y = attack_models.images(6)
+    assert Surface(network, y).rounding(x) == 0.0
+
+
+@cuda
+@pytest.mark.parametrize("n", [1, 31, 64, 300])
+def test_compiled_on_cuda(n):
+    """Halves side by side (64), whole batches, and a capture of each."""
+    model = mmlda.load("cifar10-sr").cuda()
+    x = torch.rand(n, 3, 32, 32, generator=torch.Generator().manual_seed(0)).cuda()
+    fast = compiled(model)
+    with torch.no_grad():
+        want = model(x)
+        assert (fast(x) - want).abs().max() < 0.02 * want.abs().max()
+    y = want.argmax(1)
+    result = BIM(eps=0.02)(fast, x, y)
+    with torch.no_grad():
+        still = model(result.x_adv).argmax(1) == y
+    assert (still == ~result.success).double().mean() > 0.98
+    assert result.success.double().mean() > 0.9
+
+
+@cuda
+def test_rounding_on_cuda_loses_no_sample():
+    """TF32 and kernels that differ from batch to batch: what C&W reports as across is across for the model alone."""
+    model = mmlda.load("cifar10-mmlda").cuda()
+    x = torch.rand(100, 3, 32, 32, generator=torch.Generator().manual_seed(1)).cuda()
+    with torch.no_grad():
+        y = model(x).argmax(1)
+    assert Surface(model, y).rounding(x) > 0
+    result = CarliniWagner(search_steps=6, steps=300)(model, x, y)
+    assert result.success.all()
+    with torch.no_grad():
+        again = torch.cat([model(part).argmax(1) for part in result.x_adv.split(7)])
+    assert (again != y).double().mean() > 0.97
