@@ -8,7 +8,8 @@ from safetensors.torch import load, load_file
 from torch import nn
 
 import mmlda
-from mmlda.attacks import BIM, ILCM, PGD, CarliniWagner
+from mmlda import outcomes
+from mmlda.attacks import BIM, ILCM, PGD, CarliniWagner, compiled
 from mmlda.models import build
 from mmlda.outcomes import adversarial_images, attack_images, describe_attack, predictions
 from mmlda.results import Result
@@ -162,3 +163,24 @@ def test_the_names_are_found_where_they_were():
     from mmlda import evaluation
 
     assert evaluation.attack_images is attack_images and evaluation.predictions is predictions
+
+
+def test_compiled_is_told_and_finds_the_same(model, digits, tmp_path, monkeypatch):
+    made = []
+
+    def eager(network):
+        made.append(network)
+        return compiled(network, backend="eager")
+
+    monkeypatch.setattr(outcomes, "compiled", eager)
+    attack, where = BIM(eps=0.06), {"n": 60, "chunk": 30, "show": False, "picture": False}
+    plain = attack_images(model, digits[1], attack, out=tmp_path / "plain", **where)
+    fast = attack_images(model, digits[1], attack, out=tmp_path / "fast", compile=True, **where)
+    assert made == [model]
+    assert (plain.attack, fast.attack) == (describe_attack(attack), {**describe_attack(attack), "compiled": True})
+    assert fast.network == plain.network
+    assert fast.value == pytest.approx(plain.value, abs=2)
+    attack_images(model, digits[1], attack, out=tmp_path / "fast", compile=True, **where)
+    assert made == [model]  # there is nothing left to attack
+    with pytest.raises(ValueError, match="holds other work, with other attack"):
+        attack_images(model, digits[1], attack, out=tmp_path / "fast", **where)

@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from mmlda.attacks import BIM, FGSM, ILCM, PGD, Attack
+from mmlda.attacks import BIM, FGSM, ILCM, PGD, Attack, compiled
 from mmlda.checkpoints import packed, save_tensors, versions
 from mmlda.data import ImageData
 from mmlda.files import write_json
@@ -134,6 +134,7 @@ def attack_images(
     chunk: int | None = None,
     name: str = "",
     device: torch.device | str | None = None,
+    compile: bool = False,
     picture: bool = True,
     show: bool = True,
 ) -> Result:
@@ -142,24 +143,28 @@ def attack_images(
     Each finished chunk is a file of its own in `out`, with the adversarial images and what happened to each; a run
     that was stopped goes on after the last of them. What happened to every image is in `out/result.safetensors`, and
     `out/examples.png`, unless `picture` is false, shows some. Noise belongs to an image's place in the data, so the
-    chunks' size changes nothing but rounding.
+    chunks' size changes nothing but rounding. `compile` attacks the network as `mmlda.attacks.compiled` makes it: worth
+    its while on CUDA, for attacks of thousands of steps.
     """
     folder, part, place = Path(out), first(data, n), device_of(model, device)
     n, chunk = len(part), _chunk_size(attack, data, place) if chunk is None else chunk
     starts = _starts(n, chunk)
     model.to(place)
     about = {**provenance(model, part, place, name), "attack": describe_attack(attack)}
+    if compile:
+        about["attack"]["compiled"] = True
     asked = {"attack": about["attack"], "data": about["data"], "network": about["network"]["sha256"], "chunk": chunk}
     _claim(folder, asked)
     missing = [start for start in starts if not _done(folder, start)]
     done = n - sum(min(chunk, n - start) for start in missing)
+    attacked = compiled(model) if compile and missing else model
     with progress(type(attack).__name__, n, unit="images", start=done, every=10.0, show=show) as report:
         for start in missing:
             rows = torch.arange(start, min(start + chunk, n), device=data.device)
             x, y = data.pixels(rows).to(place), data.labels[rows].to(place)
             begin = time.perf_counter()
             clean = predictions(model, data.subset(rows), device=place)
-            result = attack(model, x, y, index=rows.to(place))
+            result = attack(attacked, x, y, index=rows.to(place))
             values = {key: getattr(result, key) for key in OUTCOMES} | {"x_adv": result.x_adv, "clean": clean}
             if result.zero_gradient is not None:
                 values["zero_gradient"] = torch.tensor(result.zero_gradient, dtype=torch.float64)

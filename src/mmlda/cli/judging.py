@@ -23,6 +23,7 @@ def attack(
     eps: Annotated[float | None, typer.Option(help="The perturbation, for attacks with one; pixels are 0..1.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Another setting: --set steps=100.")] = None,
     chunk: Annotated[int | None, typer.Option(help="Images at a time; a finished chunk is not repeated.")] = None,
+    compile_: Annotated[bool, typer.Option("--compile", help="Compile the network; for long ones on CUDA.")] = False,
     root: Root = None,
     device: Device = None,
     as_json: Json = False,
@@ -35,7 +36,7 @@ def attack(
     place = pick(device)
     net, test = mmlda.load(model, device=place), mmlda.data.load(data, root)[1]
     fits(net, test, place)
-    found = attack_images(net, test, chosen, out=out, n=n, chunk=chunk, name=model, device=place)
+    found = attack_images(net, test, chosen, out=out, n=n, chunk=chunk, name=model, device=place, compile=compile_)
     if as_json:
         print(json.dumps(dataclasses.asdict(found)))
         return

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from mmlda import checkpoints, zoo
 from mmlda import data as datasets
-from mmlda.attacks import Attack
+from mmlda.attacks import Attack, CarliniWagner
 from mmlda.data import ImageData
 from mmlda.models import Classifier, build
 from mmlda.outcomes import attack_images
@@ -192,8 +192,9 @@ def attacked(
 ) -> tuple[Result, bytes, Path]:
     """Attack a network's test images, resumably: the result, every image's outcome, and the folder with the images."""
     folder = setup.work / name
+    long = isinstance(attack, CarliniWagner) and setup.device.startswith("cuda")  # then compiling is soon made up for
     found = attack_images(net.model, setup.sets()[1], attack, out=folder, n=n, name=net.name, device=setup.device,
-                          picture=False, show=setup.show)  # fmt: skip
+                          compile=long, picture=False, show=setup.show)  # fmt: skip
     where = {"data": setup.data, "model": net.row, **cell, "seed": net.seed}
     fields = {"note": setup.note(n=n), **fields}
     result = dataclasses.replace(found, name=name, cell=where, seed=net.seed, **net.about(), **fields)
