@@ -46,7 +46,8 @@ _DROP = 0.2  # of the rate at a standstill
 _ROUGH = 0.01  # a rate is too high if the loss is this share above its lowest on average
 _MOST_DROPS = 6
 _ROUNDINGS = 8  # a margin of fewer roundings than this may be the other way round in another batch
-_DOUBT = 2  # times the difference seen between two batches' logits on CUDA, where convolutions round to 10 bits (TF32)
+_TF32 = 2.0**-10  # the share of a logit that may be rounding where convolutions and products have TF32's 10 bits
+_FURTHER = 2e-3  # a point that the last look does not find across goes on by this share of its distance, then by twice
 
 
 @dataclass
@@ -147,8 +148,7 @@ class CarliniWagner(Attack):
         zero = (g == 0).flatten(1).all(1)
         best, spent = x.clone(), torch.zeros_like(y)
         best_sq = torch.full(y.shape, torch.inf, dtype=_wide(x), device=x.device)
-        slack = _DOUBT * surface.rounding(x)
-        best_sq.masked_fill_(self._across(z, label, aimed, x.dtype, slack), 0.0)
+        best_sq.masked_fill_(self._across(z, label, aimed, x), 0.0)
 
         todo = best_sq.nonzero()[:, 0]  # int64 [M]: the samples to search, once for each class to go to
         goals = label[todo]
@@ -158,7 +158,7 @@ class CarliniWagner(Attack):
             aimed = True
         self._search(surface, x, todo, goals, aimed, best, best_sq, spent)
 
-        prediction = surface.replayed_logits(best).argmax(1)
+        best, prediction = self._last_look(surface, x, best, label, target is not None, best_sq)
         success = prediction != y if target is None else prediction == target
         return measure(
             x,
@@ -185,7 +185,7 @@ class CarliniWagner(Attack):
     ) -> None:
         """Search for each of `todo` towards (or away from) its `goals`; write to best, best_sq and spent."""
         size, K = min(len(todo), len(x)), max(10, self.steps // 100)
-        step = self._step(surface, aimed, _DOUBT * surface.rounding(x))
+        step = self._step(surface, aimed)
         rows, next_ = self._open(x, todo[:size], goals[:size]), size
         while len(rows.who):
             for _ in range(K):
@@ -226,18 +226,34 @@ class CarliniWagner(Attack):
         u = (x.to(_wide(x)) - lo) * (2 / (hi - lo)) - 1
         return torch.atanh(u.clamp(_SHRINK - 1, 1 - _SHRINK))
 
-    def _across(self, z: Tensor, label: Tensor, aimed: bool, dtype: torch.dtype, slack: float) -> Tensor:
+    def _across(self, z: Tensor, label: Tensor, aimed: bool, x: Tensor) -> Tensor:
         """Whether logits `z` are across the boundary by kappa, and by more than rounding: bool [N]."""
         gap = -margin(z, label) if aimed else margin(z, label)
-        rounding = _ROUNDINGS * torch.finfo(dtype).eps * z.abs().amax(1)
-        return (gap > rounding + slack) & (gap >= self.kappa)
+        rounding = (_ROUNDINGS * torch.finfo(x.dtype).eps + _coarse(x)) * z.abs().amax(1)
+        return (gap > rounding) & (gap >= self.kappa)
 
-    def _step(self, surface: Surface, aimed: bool, slack: float) -> Callable[..., tuple[Tensor, ...]]:
-        """One iteration: forward, backward, the best so far, Adam.
+    def _last_look(
+        self, surface: Surface, x: Tensor, best: Tensor, label: Tensor, aimed: bool, best_sq: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The best points and their labels, all in one batch of the images' size.
 
-        `slack` is how much of a margin may be rounding: a point must be that much further across to count, so the
-        search aims there.
+        A point was found in a batch of another size, and with other kernels, whose rounding differs. One that this
+        batch does not see across goes on along its line from the image until it is, in small steps; none that was
+        found is lost.
         """
+        found, share = best_sq < torch.inf, _FURTHER
+        for _ in range(8):  # to half of the distance at the most
+            z = surface.replayed_logits(best)
+            short = found & (best_sq > 0) & ~self._across(z, label, aimed, x)
+            if not bool(short.any()):
+                break
+            further = (x + (best - x) * (1 + share)).clamp(*self.bounds)
+            best = torch.where(tall(short, x), further, best)
+            share *= 2
+        return best, surface.replayed_logits(best).argmax(1)
+
+    def _step(self, surface: Surface, aimed: bool) -> Callable[..., tuple[Tensor, ...]]:
+        """One iteration: forward, backward, the best so far, Adam."""
         lo, hi = self.bounds
         mid, half, width = (lo + hi) / 2, (hi - lo) / 2, hi - lo
 
@@ -250,12 +266,14 @@ class CarliniWagner(Attack):
             with torch.enable_grad():
                 z = surface.logits(x_k)  # [B, L]
                 gap = -margin(z, label) if aimed else margin(z, label)
-                f = (-gap).clamp_min(-max(self.kappa, 1.5 * slack))
+                f = (-gap).clamp_min(-self.kappa)
+                if (coarse := _coarse(x)) > 0:  # aim to where a point counts as across
+                    f = torch.maximum(-gap, -(1.5 * coarse * z.detach().abs().amax(1)).clamp_min(self.kappa))
                 (g,) = torch.autograd.grad((f * c).sum(), x_k)
             z, f, x_k = z.detach(), f.detach().to(c.dtype), x_k.detach()
             d = (x_k.to(w.dtype) - x.to(w.dtype)).div_(width)
             sq = d.flatten(1).square().sum(1)
-            across = self._across(z, label, aimed, x.dtype, slack) & (t < self.steps)
+            across = self._across(z, label, aimed, x) & (t < self.steps)
             better = across & (sq < best_sq)
             best = torch.where(tall(better, x), x_k, best)
             best_sq = torch.where(better, sq, best_sq)
@@ -325,6 +343,11 @@ class CarliniWagner(Attack):
         if n == size or (busy.is_cuda and n > 0 and (n > 0.75 * size or size <= 32)):
             return None
         return busy.nonzero()[:, 0]
+
+
+def _coarse(x: Tensor) -> float:
+    """The share of a logit that the device may round away beyond the images' own precision."""
+    return _TF32 if x.is_cuda and x.dtype == torch.float32 and torch.backends.cudnn.allow_tf32 else 0.0
 
 
 def _wide(x: Tensor) -> torch.dtype:

@@ -20,9 +20,6 @@ __all__ = ["Replay", "compiled", "replay"]
 
 Step = Callable[..., tuple[Tensor, ...]]
 
-_FEW, _MANY = 32, 256  # images of a batch whose halves a compiled network runs side by side
-
-
 class Replay:
     """`step(*inputs)` captured; calling it copies the inputs in and replays.
 
@@ -91,28 +88,12 @@ class _Compiled(nn.Module):
         super().__init__()
         self.model = model
         self._program = torch.compile(model, backend=backend)
-        self._beside: torch.cuda.Stream | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
-        return self._halves(x) if x.is_cuda and _FEW <= len(x) <= _MANY else self._run(x)
-
-    def _run(self, x: Tensor) -> Tensor:
         torch._dynamo.maybe_mark_dynamic(x, 0)  # one program for every number of images
         return self._program(x)
-
-    def _halves(self, x: Tensor) -> Tensor:
-        """Two halves of a batch at the same time: one of this size leaves most of a large device idle."""
-        here = torch.cuda.current_stream()
-        beside = self._beside = self._beside or torch.cuda.Stream(x.device)
-        first, second = x.chunk(2)
-        beside.wait_stream(here)
-        with torch.cuda.stream(beside):
-            other = self._run(second)
-        z = self._run(first)
-        here.wait_stream(beside)
-        return torch.cat([z, other])
 
 
 def compiled(model: nn.Module, *, backend: str = "inductor") -> nn.Module:

@@ -46,7 +46,6 @@ class Surface:
         self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
         self._capturable = True
-        self._rounding: float | None = None
 
     def logits(self, x: Tensor) -> Tensor:
         """Z(x) in at least float32: [N, L]."""
@@ -62,22 +61,6 @@ class Surface:
     def replayed_logits(self, x: Tensor) -> Tensor:
         """`logits` without autograd and, on CUDA, as a graph: a buffer that the next call overwrites."""
         return self.step("logits", lambda v: (self.logits(v),), x)[0]
-
-    def rounding(self, x: Tensor) -> float:
-        """How far apart the logits of the same images come out in a batch of another size; once a call.
-
-        0 on the CPU, where it is a matter of the last bits. On CUDA other sizes take other kernels, and TF32 leaves
-        them 10 bits: a point that is barely across the boundary in one batch is not in the next. Waits for the device.
-        """
-        if self._rounding is None:
-            self._rounding = 0.0
-            if x.is_cuda:
-                parts = x.split((len(x) + 1) // 2) if len(x) > 1 else (torch.cat([x, x]),)
-                halves = torch.cat([self.logits(part) for part in parts])[: len(x)]
-                with torch.enable_grad():  # a compiled model has another program for that
-                    whole = self.logits(x.detach().requires_grad_(True)).detach()
-                self._rounding = float((whole - halves).abs().amax())
-        return self._rounding
 
     def count(self, x: Tensor) -> int:
         """L, the number of classes; asks the model about one image if it has not answered yet."""
