@@ -99,3 +99,19 @@ def test_rounding_on_cuda_loses_no_sample():
     with torch.no_grad():
         again = torch.cat([model(part).argmax(1) for part in result.x_adv.split(7)])
     assert (again != y).double().mean() > 0.97
+
+
+@cuda
+def test_a_capture_has_the_memory_that_the_allocator_keeps():
+    """Kept memory of another pool can't serve a capture, nor be given back during one."""
+    model = mmlda.load("cifar10-sr").cuda()
+    x = torch.rand(2000, 3, 32, 32, device="cuda")
+    y = torch.zeros(2000, dtype=torch.int64, device="cuda")
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    rest = max(total // 4, 8 << 30)  # enough for the steps one by one, not for their capture too
+    kept = torch.empty(free - rest, dtype=torch.uint8, device="cuda")
+    del kept
+    for _ in range(3):
+        BIM(eps=0.02, steps=2)(model, x, y)
+    assert torch.cuda.memory_reserved() < total

@@ -72,7 +72,7 @@ def replay(
     try:
         return Replay(step, inputs, stream, pool)
     except torch.cuda.OutOfMemoryError:
-        raise
+        pass  # below, when the tensors that this error refers to are gone
     except RuntimeError as error:
         torch.cuda.synchronize(inputs[0].device)
         warnings.warn(
@@ -81,6 +81,10 @@ def replay(
             stacklevel=2,
         )
         return step
+    # While a graph is captured the allocator can't give back what it keeps for later, earlier graphs' memory above all.
+    torch.cuda.synchronize(inputs[0].device)
+    torch.cuda.empty_cache()
+    return Replay(step, inputs, stream, pool)
 
 
 class _Compiled(nn.Module):

@@ -106,6 +106,9 @@ class Surface:
         if key not in self._graphs:
             if self._stream is None:
                 self._stream, self._pool = torch.cuda.Stream(inputs[0].device), torch.cuda.graph_pool_handle()
+                free, total = torch.cuda.mem_get_info(inputs[0].device)
+                if free < total // 4:  # the memory of earlier calls' graphs is kept, and no other graph can use it
+                    torch.cuda.empty_cache()
             self._graphs[key] = replay(step, inputs, self._stream, self._pool) if self._capturable else step
             # Once is enough to find out, and to say, that the model cannot be captured.
             self._capturable = self._graphs[key] is not step
