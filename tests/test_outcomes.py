@@ -1,5 +1,6 @@
 """Attacks on many images: what is kept of each, and that finished work is not repeated."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -9,10 +10,11 @@ from torch import nn
 
 import mmlda
 from mmlda import outcomes
-from mmlda.attacks import BIM, ILCM, PGD, CarliniWagner, compiled
+from mmlda.attacks import BIM, FGSM, ILCM, JSMA, PGD, CarliniWagner, WorstCase, compiled
 from mmlda.models import build
 from mmlda.outcomes import adversarial_images, attack_images, describe_attack, predictions
 from mmlda.results import Result
+from mmlda.verification import _attack
 
 
 @pytest.fixture(scope="module")
@@ -184,3 +186,11 @@ def test_compiled_is_told_and_finds_the_same(model, digits, tmp_path, monkeypatc
     assert made == [model]  # there is nothing left to attack
     with pytest.raises(ValueError, match="holds other work, with other attack"):
         attack_images(model, digits[1], attack, out=tmp_path / "fast", **where)
+
+
+@pytest.mark.parametrize("attack", [FGSM(eps=0.1), BIM(eps=0.1), ILCM(eps=0.1), JSMA(eps=0.5, target="random"),
+                                    CarliniWagner(steps=7), WorstCase(eps=0.1),
+                                    WorstCase(eps=0.1, attacks=(FGSM(eps=0.1), PGD(eps=0.1, restarts=2)))])  # fmt: skip
+def test_an_attack_comes_back_from_its_description(attack):
+    described = json.loads(json.dumps(describe_attack(attack)))
+    assert describe_attack(_attack(described)) == describe_attack(attack)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
@@ -160,7 +161,8 @@ def _attack(about: dict[str, Any]) -> attacks.Attack:
     kind = getattr(attacks, str(about["name"]), None)
     if not (isinstance(kind, type) and issubclass(kind, attacks.Attack)):
         raise ValueError(f"attack {about['name']!r}: expected one of this package")
-    given = about["settings"].items()
+    mine = {field.name for field in dataclasses.fields(kind) if field.init}  # FGSM's one step is none of its settings
+    given = ((key, value) for key, value in about["settings"].items() if key in mine)
     settings: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in given}
     if settings.get("attacks") is not None:
         settings["attacks"] = tuple(_attack(one) for one in settings["attacks"])
