@@ -7,10 +7,9 @@ tensors that the graph reads and writes.
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 
 import torch
 import torch.distributed as dist
@@ -18,12 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmlda.attacks.gradient import ascend, random_start
+from mmlda.attacks.memory import keep_memory
 from mmlda.attacks.noise import Noise
 from mmlda.data import ImageData, augment, draw_augmentation
 from mmlda.models import fast_convolutions
 from mmlda.recipes import Adversary, Recipe
 
-__all__ = ["Batches", "Tally", "craft_once", "keep_memory", "make_optimizer", "make_step", "set_rate", "share"]
+__all__ = ["Batches", "Tally", "craft_once", "make_optimizer", "make_step", "set_rate", "share"]
 
 WARMUP = 3  # real steps, run one by one before the capture, so that cuDNN and the compiler have settled
 
@@ -31,19 +31,6 @@ WARMUP = 3  # real steps, run one by one before the capture, so that cuDNN and t
 def share() -> tuple[int, int]:
     """(rank, world size) of this process; (0, 1) outside torchrun."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
-
-
-def keep_memory() -> None:
-    """Have freed memory stay with this process, for the next step to use.
-
-    glibc gives large blocks back to the system, so that a step on the CPU spends up to a quarter of its time on having
-    the same pages mapped and cleared again. Where the C library has no such setting nothing happens.
-    """
-    trim_threshold, mmap_threshold = -1, -3  # of malloc.h
-    with suppress(AttributeError, OSError):
-        libc = ctypes.CDLL(None)
-        libc.mallopt(mmap_threshold, 32 << 20)  # the most it takes
-        libc.mallopt(trim_threshold, 2**31 - 1)
 
 
 class Batches:
@@ -257,6 +244,8 @@ def make_step(
     recipe, device = batches.recipe, batches.device
     rank, world = share()
     cuda = device.type == "cuda"
+    if not cuda:
+        keep_memory()
     capture = cuda and not eager and world == 1
     parts = world * recipe.accumulate
     if batches.size < parts:

@@ -35,7 +35,7 @@ from mmlda.files import write_json, write_whole
 from mmlda.models import Classifier, fast_convolutions
 from mmlda.progress import Report, progress
 from mmlda.recipes import Recipe
-from mmlda.step import Batches, Tally, craft_once, keep_memory, make_optimizer, make_step, set_rate, share
+from mmlda.step import Batches, Tally, craft_once, make_optimizer, make_step, set_rate, share
 
 __all__ = ["Diverged", "Options", "Run", "fit", "interruptible", "sitting"]
 
@@ -132,8 +132,6 @@ def sitting(
     if isinstance(model, Classifier) and model.num_classes < data.num_classes:
         raise ValueError(f"model has {model.num_classes} classes: expected at least the {data.num_classes} of the data")
     device = _device(model, options)
-    if device.type == "cpu":
-        keep_memory()
     model.to(device)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if out is not None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from mmlda.attacks.losses import Loss, choose_target, score
+from mmlda.attacks.memory import keep_memory
 from mmlda.attacks.noise import Noise
 from mmlda.attacks.replay import Step, replay
 from mmlda.attacks.result import AttackResult, concatenate, nothing
@@ -233,6 +234,8 @@ class Attack:
             x, y, target, index = self._prepare(x, y, target, index)
             if len(x) == 0:
                 return nothing(x)
+            if not x.is_cuda:
+                keep_memory()
             surface = Surface(model, y, target)
             size = self._batch(surface, x)
             columns = [x, y, index] if target is None else [x, y, index, target]

@@ -1,0 +1,38 @@
+"""keep_memory(): what a step has freed serves the next one."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+GLIBC = platform.libc_ver()[0] == "glibc"
+
+KEPT = """
+import torch
+from mmlda.attacks.memory import keep_memory
+torch.set_num_threads(1)
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+if {keep}:
+    keep_memory()
+x = torch.rand(4, 1 << 20)
+before = resident()
+for _ in range(3):
+    parts = [x * 2 for _ in range(8)]  # 16 MiB each
+    del parts
+print(resident() - before >> 20)
+"""
+
+
+@pytest.mark.skipif(not GLIBC, reason="glibc's setting")
+def test_freed_memory_stays():
+    def kept(keep):
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        code = KEPT.format(keep=keep)
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+        return int(run.stdout)
+
+    assert kept(True) >= 100  # MiB of the 128 that a round takes
+    assert kept(False) <= 50
