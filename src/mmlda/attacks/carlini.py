@@ -41,7 +41,7 @@ __all__ = ["CarliniWagner"]
 _BETA_1, _BETA_2, _TINY = 0.9, 0.999, 1e-8  # Adam's
 _SHRINK = 1e-4  # atanh is infinite at the end of the range
 _PROGRESS = 3e-4  # a loss that has not fallen by this share within the patience stands still
-_PATIENCE = (30, 200)  # iterations: a thirtieth of the steps, but not less nor more than this
+_PATIENCE = (30, 100)  # iterations: a thirtieth of the steps, but not less nor more than this
 _DROP = 0.2  # of the rate at a standstill
 _ROUGH = 0.01  # a rate is too high if the loss is this share above its lowest on average
 _MOST_DROPS = 6
@@ -106,7 +106,7 @@ class CarliniWagner(Attack):
         rate: Adam's, in units of w.
         initial_c: of the first search; 10 times that of the last one until one crosses, bisected from then on.
         abort: end a search when, after the rate has dropped, its loss is steady and has fallen by less than 0.03%
-            in a thirtieth of `steps` (in 30 to 200 iterations). Without, every search takes all `steps`.
+            in a thirtieth of `steps` (in 30 to 100 iterations). Without, every search takes all `steps`.
         batch_size: most searches under way at a time; None for as many as there are images.
 
     >>> x, y = torch.tensor([[0.6, 0.4]]), torch.tensor([0])
@@ -184,7 +184,7 @@ class CarliniWagner(Attack):
         spent: Tensor,
     ) -> None:
         """Search for each of `todo` towards (or away from) its `goals`; write to best, best_sq and spent."""
-        size, K = min(len(todo), len(x)), max(10, self.steps // 100)
+        size, K = min(len(todo), len(x)), min(max(10, self.steps // 100), 50)
         step = self._step(surface, aimed)
         rows, next_ = self._open(x, todo[:size], goals[:size]), size
         while len(rows.who):
