@@ -49,11 +49,19 @@ def test_the_readme_says_what_the_results_say():
     assert {r.value for r in RESULTS if r.kind == "audit"} == {"none"} and "audit calls all four networks" in text
 
 
+def test_the_readmes_test_errors_are_those_of_the_results():
+    text = (ROOT / "README.md").read_text()
+    for head, row in (("softmax", "SR"), ("MM-LDA", "MM-LDA")):
+        cells = re.search(rf"^\| Resnet-32 \({head}\) \| (.*) \|$", text, re.M).group(1).replace("%", "").split(" | ")
+        for data, ours, paper in (("mnist", *cells[:2]), ("cifar10", *cells[2:])):
+            result = next(r for r in RESULTS if r.name == f"table1-{data}-{row.lower()}-0")
+            assert (f"{result.value:.2f}", f"{result.paper:.2f}") == (ours, paper)
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["table1-mnist-mm-lda-0", "table2-mnist-mm-lda-bim-0.12-0",
-                                  "table2-cifar10-mm-lda-bim-0.04-0", "table2-cifar10-mm-lda-ilcm-0.04-0"])  # fmt: skip
+@pytest.mark.parametrize("name", [r.name for r in RESULTS if r.kind in ("table1", "table2", "table3", "worst")])
 def test_a_number_is_true_where_the_data_is_here(name):
     data = name.split("-")[1]
     if mmlda.data.find(data) is None:
         pytest.skip(f"{data} is not here: mmlda data fetch {data}")
-    assert verify(ROOT / "results" / f"{name}.json", n=100).agrees
+    assert verify(ROOT / "results" / f"{name}.json", n=40, seed=0).agrees

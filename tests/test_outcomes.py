@@ -194,3 +194,47 @@ def test_compiled_is_told_and_finds_the_same(model, digits, tmp_path, monkeypatc
 def test_an_attack_comes_back_from_its_description(attack):
     described = json.loads(json.dumps(describe_attack(attack)))
     assert describe_attack(_attack(described)) == describe_attack(attack)
+
+
+SCALE = 1.0
+
+
+def by_global(model, x, y):
+    return SCALE * model(x).sum(1)
+
+
+def by_helper(model, x, y):
+    return by_global(model, x, y)
+
+
+class Holder:
+    def __init__(self, sign):
+        self.sign = sign
+
+    def loss(self, model, x, y):
+        return self.sign * model(x).sum(1)
+
+
+def test_a_loss_is_known_by_all_that_it_refers_to(monkeypatch):
+    def keyword(value):
+        def loss(model, x, y, *, s=value):
+            return s * model(x).sum(1)
+
+        return loss
+
+    def recursive(value):
+        def loss(model, x, y, depth=value):
+            return loss(model, x, y, depth - 1) if depth else model(x).sum(1)
+
+        return loss
+
+    def said(loss):
+        return describe_attack(BIM(eps=0.1, loss=loss))["settings"]["loss"]
+
+    assert said(keyword(1)) == said(keyword(1)) != said(keyword(2))
+    assert said(recursive(1)) == said(recursive(1)) != said(recursive(2))
+    assert said(Holder(1).loss) != said(Holder(-1).loss)
+    before = said(by_global), said(by_helper)
+    assert before == (said(by_global), said(by_helper))
+    monkeypatch.setitem(by_global.__globals__, "SCALE", -1.0)
+    assert said(by_global) != before[0] and said(by_helper) != before[1]

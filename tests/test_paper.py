@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 import subprocess
 import sys
 import threading
@@ -265,6 +266,54 @@ def test_a_false_number_another_network_and_other_data_are_found_out(setup, tabl
     theory = paper.theory_figure(setup)[0]
     with pytest.raises(ValueError, match=r"an outcome for each image.*not theory"):
         verify(setup.out / f"{theory.name}.json")
+
+
+def test_a_lie_about_itself_is_found_out(setup, table2, tmp_path):
+    result = next(r for r in table2 if r.cell["attack"] == "BIM" and r.cell["model"] == "SR")
+    outcomes, path = result.read_outcomes(setup.out), tmp_path / f"{result.name}.json"
+    (tmp_path / "networks").symlink_to(setup.out / "networks")
+
+    def found(**fields):
+        dataclasses.replace(result, **fields).save(tmp_path, fields.pop("outcomes", None) or outcomes)
+        return verify(path, seed=3)
+
+    assert found().agrees and found().seed == 3
+    for fields, words in (
+        ({"cell": {**result.cell, "eps": 0.5}}, "at eps 0.5"),
+        ({"cell": {**result.cell, "model": "MM-LDA"}}, "the row MM-LDA"),
+        ({"cell": {**result.cell, "attack": "FGSM"}}, "under FGSM"),
+        ({"cell": {**result.cell, "data": "mnist"}}, "under mnist"),
+        ({"interval": (99.0, 99.9)}, "interval is 99.00 to 99.90"),
+    ):
+        assert not found(**fields).agrees and words in str(found(**fields))
+    attack = result.attack
+    for fields, words in (
+        ({"attack": None}, "without an attack"),
+        ({"attack": {"name": "BIM"}}, "settings of the attack BIM: none"),
+        ({"attack": {**attack, "name": "Attack"}}, "expected one of this package"),
+        ({"attack": {**attack, "settings": {**attack["settings"], "strength": 2}}}, "strength; expected some of"),
+        ({"data": {**result.data, "images": "24"}}, "images = '24'"),
+        ({"network": {"name": "x"}}, "network without sha256"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(words)):
+            found(**fields)
+    from safetensors.torch import save
+
+    columns = load(outcomes)
+    for lied, words in (
+        ({k: v for k, v in columns.items() if k != "prediction"}, "outcomes without prediction"),
+        ({k: v[:-1].clone() for k, v in columns.items()}, "outcomes of [23] images"),
+    ):
+        result.save(tmp_path, save(lied))
+        with pytest.raises(ValueError, match=re.escape(words)):
+            verify(path)
+
+
+def test_rounding_changes_sides_both_ways_and_a_lie_only_one():
+    from mmlda.verification import CHANCE, one_sided
+
+    assert one_sided(0, 0) == 1.0 and one_sided(7, 6) > 0.9
+    assert one_sided(11, 0) < CHANCE < one_sided(9, 0)
 
 
 def test_results_of_work_under_way_are_not_counted_twice(setup, table2):

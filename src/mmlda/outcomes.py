@@ -16,6 +16,7 @@ import time
 import uuid
 import warnings
 from pathlib import Path
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -276,34 +277,52 @@ def describe_attack(attack: Attack) -> dict[str, Any]:
 
 
 def _function(value: Any) -> str:
-    """A function's name and a hash of what it does: its code and what it encloses.
+    """A function's name and a hash of what it does: its code and all that it refers to.
 
     What can't be told (an object of somebody's, say) is another one each time: work done with it is never taken for
     work done with something else that has the same name.
     """
     name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
     parts: list[bytes] = []
+    seen: set[int] = set()
 
     def add(one: Any) -> None:
-        if hasattr(one, "__code__") or hasattr(one, "co_code"):
-            code = getattr(one, "__code__", one)
-            parts.extend([code.co_code, " ".join(code.co_names).encode()])
-            for inner in (*code.co_consts, *(getattr(one, "__defaults__", None) or ())):
-                add(inner)
-            for cell in getattr(one, "__closure__", None) or ():
+        if isinstance(one, FunctionType | MethodType | CodeType):
+            if id(one) in seen:  # a function that refers to itself
+                return
+            seen.add(id(one))
+        if isinstance(one, MethodType):
+            add((one.__func__, one.__self__))
+        elif isinstance(one, FunctionType):
+            add((one.__code__, one.__defaults__, one.__kwdefaults__))
+            for cell in one.__closure__ or ():
                 add(cell.cell_contents)
+            add([(word, one.__globals__[word]) for word in _names(one.__code__) if word in one.__globals__])
+        elif isinstance(one, CodeType):
+            parts.extend([one.co_code, " ".join(one.co_names).encode()])
+            add(one.co_consts)
         elif isinstance(one, Tensor):
             parts.append(packed({"t": one}))
+        elif isinstance(one, dict):
+            add(sorted(one.items(), key=repr))
         elif isinstance(one, tuple | list | frozenset):
             for inner in sorted(one, key=repr) if isinstance(one, frozenset) else one:
                 add(inner)
         elif one is None or isinstance(one, int | float | str | bytes | bool | complex | type):
             parts.append(repr(one).encode())
+        elif isinstance(one, ModuleType | BuiltinFunctionType):
+            parts.append(one.__name__.encode())
         else:
             parts.append(uuid.uuid4().bytes)
 
     add(value)
     return f"{name}#{hashlib.sha256(b'|'.join(parts)).hexdigest()[:12]}"
+
+
+def _names(code: CodeType) -> list[str]:
+    """The names that a function, and those defined inside of it, look up."""
+    inner = [_names(one) for one in code.co_consts if isinstance(one, CodeType)]
+    return sorted({*code.co_names, *(word for words in inner for word in words)})
 
 
 def _compact(joined: dict[str, Tensor]) -> dict[str, Tensor]:

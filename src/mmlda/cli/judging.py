@@ -160,8 +160,8 @@ def reproduce(
         from mmlda.verification import verify as check
 
         found = check(verify, n=200 if n is None else n, network=network, root=root, device=pick(device))
-        fields = {"agrees": found.agrees, "n": found.n, "same_label": found.same_label,
-                  "same_outcome": found.same_outcome, "distance": found.distance}  # fmt: skip
+        told = {"agrees": found.agrees, "result": str(verify), "claimed": found.result.value}
+        fields = dataclasses.asdict(found) | told
         print(json.dumps(fields) if as_json else found)
         if not found.agrees:
             raise typer.Exit(1)
