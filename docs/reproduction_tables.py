@@ -1,0 +1,218 @@
+"""The tables of docs/reproduction.md: ours beside the paper's, each number a link to its result."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+
+from from_results import MISSING, at, images, link, markdown, notes, value
+
+from mmlda.paper import numbers
+from mmlda.paper.suspects import ATTACKS as SUSPECT_ATTACKS
+from mmlda.paper.suspects import VARIANTS
+from mmlda.paper.tables import JSMA, RGB_EPS
+from mmlda.report.entries import DATA, Entry, fixed, grouped, number, of_kind, plain
+from mmlda.report.summary import PARTS
+from mmlda.report.tables import STANDS_STILL, mean_number, ours
+
+PLAIN = ("SR", "MM-LDA")
+TUNED = ("SR + SAT", "SR + HAT")
+GRADIENT = ("FGSM", "BIM", "ILCM")
+TARGETS = ("untargeted", "random")
+BIASED = ("SR", "MM-LDA", "MM-LDA, true priors")
+OWN = {"claim", "suspect", "audit", "theory", "worst", "table1", "table2", "table3", "fig2", "fig3", "fig4", "fig5"}
+
+
+def worst_eps(data: str) -> tuple[float, ...]:
+    """Where the worst case is wanted."""
+    return (*(RGB_EPS if data == "cifar10" else ()), *numbers.EPS)
+
+
+def many(group: Iterable[Entry]) -> str:
+    """How many images, in brackets; "" where nothing was measured."""
+    n = images(group)
+    return "" if n == "–" else f" ({n} images)"
+
+
+def below(entries: list[Entry], *kinds: str) -> str:
+    """What has to be known before quoting a number of a table."""
+    here = [e for e in entries if e.result.kind in kinds]
+    text = notes(here)
+    if any((number(e.result.numbers.get("zero_gradient")) or 0) >= STANDS_STILL for e in here):
+        text += f"- † the gradient was exactly zero for {STANDS_STILL:.0%} of the images or more: there the attack "
+        text += "stood still\n"
+    return f"\n{text}" if text else ""
+
+
+def table1(entries: list[Entry]) -> str:
+    """Test errors."""
+    rows = []
+    for data in numbers.DATASETS:
+        for row in ("SR", "MM-LDA", "SR (Adam)"):
+            group, paper = at(entries, "table1", data=data, model=row), numbers.TABLE1.get((data, row))
+            mean = ours(group).sort if group else None
+            apart = fixed(mean - paper, 2, sign=True) if isinstance(mean, float) and paper is not None else "–"
+            rows.append([DATA[data], row, value(group), fixed(paper, 2), apart, images(group)])
+    head = ("data", "network", "test error, %", "paper", "difference", "images")
+    return markdown(head, rows) + below(entries, "table1")
+
+
+def table2(entries: list[Entry]) -> str:
+    """One table a data set, FGSM, BIM and ILCM; then JSMA, which the paper leaves open in two respects."""
+
+    def cell(data: str, row: str, kind: str, eps: float) -> str:
+        group = at(entries, "table2", data=data, model=row, attack=kind, eps=eps)
+        return f"{value(group)} / {fixed(numbers.table2(data, row, kind, eps))}"
+
+    text = ""
+    for data in numbers.DATASETS:
+        n = many(e for e in at(entries, "table2", data=data) if e.at("attack") in GRADIENT)
+        rows = [[f"{eps:g}", row, *(cell(data, row, kind, eps) for kind in GRADIENT)]
+                for eps in numbers.EPS for row in numbers.ROWS]  # fmt: skip
+        text += f"{DATA[data]}, accuracy in %, ours / paper{n}:\n\n"
+        text += markdown(("eps", "network", *GRADIENT), rows) + "\n"
+    rows = []
+    for data in numbers.DATASETS:
+        for eps in numbers.EPS:
+            for row in PLAIN:
+                found = [at(entries, "table2", data=data, model=row, attack="JSMA", eps=eps, surface=s, target=t)
+                         for s, t in JSMA]  # fmt: skip
+                paper = fixed(numbers.table2(data, row, "JSMA", eps))
+                rows.append([DATA[data], f"{eps:g}", row, paper, *(value(group) for group in found)])
+    head = ("data", "eps", "network", "paper", *(f"{surface}, {target}" for surface, target in JSMA))
+    n = many(at(entries, "table2", attack="JSMA"))
+    text += f"JSMA, accuracy in %, by what is differentiated and the target{n}:\n\n" + markdown(head, rows)
+    return text + below(entries, "table2")
+
+
+def table3(entries: list[Entry]) -> str:
+    """C&W's distortions."""
+    extra = (("median_distortion", 2, 1.0), ("success_rate", 1, 100.0), ("share_linf_0.04", 1, 100.0))
+    rows = []
+    for data in numbers.DATASETS:
+        for row in PLAIN:
+            for target in TARGETS:
+                group = at(entries, "table3", data=data, model=row, target=target)
+                more = [mean_number(group, name, digits, scale).text for name, digits, scale in extra]
+                paper = fixed(numbers.TABLE3[data, row], 2)
+                rows.append([DATA[data], row, target, value(group), paper, *more, images(group)])
+    head = ("data", "network", "target", "mean distortion", "paper", "median", "broken, %", "L∞ ≤ 0.04, %", "images")
+    return markdown(head, rows) + below(entries, "table3")
+
+
+def worst(entries: list[Entry]) -> str:
+    """Plain networks at every perturbation; each fine-tuned one at those it is for."""
+    text = ""
+    for data in numbers.DATASETS:
+        here = at(entries, "worst", data=data)
+        sizes = sorted({*worst_eps(data), *(e.eps for e in here if e.eps is not None)})
+        rows = []
+        for row in (*PLAIN, *(f"{row} ({kind})" for row in TUNED for kind in GRADIENT)):
+            cells = [at(here, "worst", model=row, eps=eps) for eps in sizes]
+            asked = [row in PLAIN or eps in numbers.EPS for eps in sizes]
+            rows.append([row, *(value(cell) if cell or wanted else "–" for cell, wanted in zip(cells, asked))])
+        shown = [f"{round(255 * eps)}/255" if eps in RGB_EPS else f"{eps:g}" for eps in sizes]
+        text += f"{DATA[data]}, accuracy in % at each eps{many(here)}:\n\n"
+        text += markdown(("network", *shown), rows) + "\n"
+    return text.removesuffix("\n") + below(entries, "worst")
+
+
+def audits(entries: list[Entry]) -> str:
+    """Verdicts, with the numbers they rest on."""
+    extra = ("standard_accuracy", "worst_accuracy", "zero_gradient", "tiny_gradient", "median_gap")
+    rows = []
+    for data in numbers.DATASETS:
+        named = [e.model for e in of_kind(entries, "audit") if e.at("data") == data]
+        for row in dict.fromkeys((*PLAIN, *named)):
+            group = at(entries, "audit", data=data, model=row)
+            for e in group:
+                more = [mean_number([e], name, 1).text for name in extra]
+                rows.append([DATA[data], row, plain(e.eps), f"[{e.result.value}]({link(e)})", *more, images([e]),
+                             e.at("seed")])  # fmt: skip
+            if not group:
+                rows.append([DATA[data], row, "–", MISSING, *["–"] * 7])
+    head = ("data", "network", "eps", "verdict", "standard attacks leave, %", "all attacks leave, %",
+            "zero gradients, %", "tiny gradients, %", "median gap, nats", "images", "seed")  # fmt: skip
+    return markdown(head, rows)
+
+
+def figures(entries: list[Entry]) -> str:
+    """The numbers behind Figures 2 to 5; the paper has 2, 3 and 5 for CIFAR-10 only."""
+    made = []
+    for data in numbers.DATASETS:
+        for kind, what, digits in (("fig2", "silhouette of the classes in the latent space", 3),
+                                   ("fig4", "C&W noises that look like their image, %", 2)):  # fmt: skip
+            group = at(entries, kind, data=data)
+            if group or kind == "fig4" or data == "cifar10":
+                cells = [value([e for e in group if e.model == row], digits) for row in PLAIN]
+                made.append([f"Fig. {kind[3]}", DATA[data], what, *cells, images(group)])
+        group = at(entries, "fig3", data=data)
+        if group or data == "cifar10":
+            said = [_mean([e for e in group if e.model == row]) for row in BIASED]
+            cells = [said[0], f"{said[1]}; true priors: {said[2]}" if group else MISSING]
+            made.append(["Fig. 3", DATA[data], "accuracy on class-biased sets, %", *cells, images(group)])
+        group = sorted(at(entries, "fig5", data=data), key=lambda e: e.result.cell["log10_C"])
+        if group or data == "cifar10":
+            said = [f"[{plain(e.result.cell['log10_C'])}]({link(e)}): {fixed(number(e.result.value), 2)} ± "
+                    f"{fixed(number(e.result.numbers.get('std')), 2)}" for e in group]  # fmt: skip
+            cells = ["–", "; ".join(said) or MISSING]
+            made.append(["Fig. 5", DATA[data], "validation error, %, by log10(C)", *cells, images(group)])
+    text = markdown(("figure", "data", "number", "SR", "MM-LDA", "images"), sorted(made, key=lambda row: row[0]))
+    for data in numbers.DATASETS:
+        sets = grouped(at(entries, "fig3", data=data), lambda e: e.at("set"))
+        rows = [[name, *(value([e for e in group if e.model == m]) for m in BIASED)] for name, group in sets.items()]
+        if rows:
+            text += f"\nFig. 3 set by set, {DATA[data]}, accuracy in %:\n\n" + markdown(("set", *BIASED), rows)
+    return text + below(entries, "fig2", "fig3", "fig4", "fig5")
+
+
+def _mean(group: list[Entry]) -> str:
+    values = [v for v in (number(e.result.value) for e in group) if v is not None]
+    return f"{statistics.fmean(values):.2f} in the mean of {len(values)} sets" if values else MISSING
+
+
+def suspects(entries: list[Entry]) -> str:
+    """Every network in every view, with its verdict by the rule of docs/suspects.md."""
+    text = ""
+    cells = [(kind, eps) for kind in SUSPECT_ATTACKS for eps in numbers.EPS]
+    for data in numbers.DATASETS:
+        group, judged = at(entries, "suspect", data=data), at(entries, "claim", data=data, claim="suspects")
+        said = "; ".join(f"{e.result.what} ([{e.result.name}]({link(e)}))" for e in judged)
+        text += f"{DATA[data]}: {said or MISSING}.\n\n"
+        words = {(m, v): word for e in judged for m, v, word in e.result.series.get("verdicts", [])}
+        rows = []
+        for (model, view), runs in grouped(group, lambda e: (e.model, e.at("view"))).items():
+            if view != "worst case":
+                six = [value(at(runs, "suspect", attack=kind, eps=eps), 1) for kind, eps in cells]
+                rows.append([model, view, *six, words.get((model, view), "–")])
+        if rows:
+            text += markdown(("network", "view", *(f"{k} {e:g}" for k, e in cells), "explains"), rows) + "\n"
+            left = [[model, *(value(at(group, "suspect", model=model, view="worst case", eps=eps), 1)
+                              for eps in numbers.EPS)] for model in VARIANTS]  # fmt: skip
+            text += markdown(("network", *(f"worst case {e:g}" for e in numbers.EPS)), left) + notes(group) + "\n"
+    return text.removesuffix("\n")
+
+
+def other(entries: list[Entry]) -> str:
+    """What belongs to no table or figure of the paper."""
+    rows = []
+    for e in [e for e in entries if e.result.kind not in OWN]:
+        rows.append([e.data, e.model, f"[{e.result.what}]({link(e)})", ours([e], 3).text, e.result.unit, images([e])])
+    return markdown(("data", "network", "what", "value", "unit", "images"), rows) if rows else "Nothing.\n"
+
+
+def measured_on(entries: list[Entry]) -> str:
+    """Devices, versions and seconds, part by part."""
+
+    def key(e: Entry) -> tuple[str, ...]:
+        part, versions = PARTS.get(e.result.kind, e.result.kind.capitalize()), e.result.versions
+        data = e.data if e.result.kind != "theory" else "–"
+        return part, data, e.result.device, versions.get("torch", ""), versions.get("python", ""), e.result.commit
+
+    order = list(PARTS.values())
+    rows = []
+    for (*place, commit), group in grouped(entries, key).items():
+        seconds = [s for e in group if (s := number(e.result.seconds)) is not None]
+        rows.append([*place, f"`{commit}`", str(len(group)), f"{sum(seconds):,.0f}" if seconds else "–"])
+    rows.sort(key=lambda row: (order.index(row[0]) if row[0] in order else len(order), row))
+    return markdown(("part", "data", "device", "torch", "Python", "commit", "results", "seconds"), rows)
