@@ -192,7 +192,7 @@ def table(results: list[Result]) -> list[str]:
             verdict = {True: "holds", False: "does not hold", None: "not decided"}[result.holds]
             lines.append(f"{verdict.upper()}: {result.what}. The paper: {result.paper}")
         elif isinstance(result.value, str):
-            lines.append(f"{result.value.upper()}: {result.what}")
+            lines.append(f"{result.value.upper()}, {result.cell.get('model')}: {result.what}")
         else:
             value = "-" if result.value is None else f"{result.value:.2f}"
             span = "" if result.interval is None else f" [{result.interval[0]:.2f}, {result.interval[1]:.2f}]"
