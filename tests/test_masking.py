@@ -214,10 +214,10 @@ def test_honest_networks_are_of_no_kind(digits, plain, other, robust):
 
 def test_what_only_looks_like_a_kind_is_none(digits, plain):
     small = {"eps": EPS, "n": 40, "steps": 6, "queries": 20, "show": False}
-    for after in (lambda z: z - z.amin(1, keepdim=True) + 0.01, torch.sigmoid, lambda z: z.log_softmax(1)):
+    for after in (lambda z: z - z.amin(1, keepdim=True) + 0.01, lambda z: z.log_softmax(1)):
         assert audit(Behind(plain, after=after), digits[1], **small).series["kinds"] == []
     cut = audit(MASKS["no gradient"](plain), digits[1], **small)  # zero gradients, and no softmax to blame
-    assert cut.value == "masked" and cut.series["kinds"] == []
+    assert cut.value == "masked" and cut.series["kinds"] == ["no gradient"]
     constant = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     constant[1].weight.data.zero_()
     assert audit(constant, digits[1], **small).series["kinds"] == []
@@ -322,8 +322,11 @@ def test_the_table_of_the_docs_is_what_its_script_finds(maker):
         assert (cells[2], cells[4], cells[-2]) == (line[2], line[4], line[-2])
 
 
-def judged(standard, left, proven, *, more_steps=0, n=100):
-    """The verdict where so many of n images are standard, left and proven, and more steps raise the accuracy."""
+def judged(standard, left, proven, *, more_steps=0, n=100, words=False):
+    """The verdict where so many of n images are standard, left and proven, and more steps raise the accuracy.
+
+    Or the verdict's sentence, by `words`.
+    """
 
     def first(count):
         return torch.arange(n) < count
@@ -342,7 +345,8 @@ def judged(standard, left, proven, *, more_steps=0, n=100):
     case.add("Square", "logits", 0.1, first(left), "black")
     case.add("BIM", "logits", 0.2, first(0), "curve")  # a larger eps counts for nothing at 0.1
     case.add("BIM", "logits", 1.0, ~first(n), "unbounded")
-    return masking._judge(case)[0]
+    verdict, what, _ = masking._judge(case)
+    return what if words else verdict
 
 
 def test_the_rule():
@@ -353,6 +357,35 @@ def test_the_rule():
     assert judged(16, 16, 16) == "real" and judged(15, 15, 15) == "none"
     assert judged(0, 0, 0) == "none" and judged(9, 0, 0) == "none"
     assert judged(10, 0, 0) == "masked" and judged(60, 60, 0) == "masked"
+
+
+def test_the_sentence_says_no_more_than_is_known():
+    # chance is 10 of 100. What no gradient reaches may be robust or not, once it is more than a constant answer has
+    for left, proven in ((88, 0), (88, 15), (11, 0)):
+        what = judged(98, left, proven, words=True)
+        assert what.startswith("Masked") and "not robust" not in what
+        assert what.endswith("; no gradient reaches the rest. Whether the rest is robust cannot be told.")
+    assert judged(98, 10, 0, words=True).endswith("together 10%; no gradient reaches the rest. It is not robust.")
+    assert judged(98, 0, 0, words=True).endswith("together 0%. It is not robust.")
+    assert judged(98, 15, 15, words=True).endswith("Whether the rest is robust cannot be told on so few images (100).")
+    # nor is what is left above chance, within the noise, shown to be nothing
+    assert judged(15, 15, 15, words=True).endswith("has 10%). Not shown to be robust on so few images (100).")
+    assert judged(8, 8, 8, n=20, words=True).startswith("Real")
+    assert judged(4, 4, 4, n=20, words=True).endswith("Not shown to be robust on so few images (20).")
+    assert judged(10, 10, 10, words=True).endswith("has 10%). Not robust, and the gradient shows it.")
+    assert judged(0, 0, 0, words=True).endswith("together 0%. Not robust, and the gradient shows it.")
+    # robustness that is there, beside a test that failed
+    mixed = judged(60, 60, 60, more_steps=10, words=True)
+    assert mixed.endswith("; not all of it is shown to be robustness. Failed: more steps.")
+
+
+def test_a_robust_network_whose_gradient_is_cut_is_not_called_not_robust(digits, robust):
+    levels = (torch.arange(16) + 0.5) / 16
+    model = Behind(robust, before=lambda x: torch.bucketize(x, levels.to(x.dtype)).to(x.dtype) / 16)
+    result = audit(model, digits[1], eps=0.1, n=80, steps=10, queries=50, show=False)
+    assert result.value == "masked" and result.numbers["worst_accuracy"] > 50
+    assert "Whether the rest is robust cannot be told." in result.what and "not robust" not in result.what
+    assert result.series["kinds"] == ["no gradient"]
 
 
 def test_constant_and_useless_networks_are_none(digits):

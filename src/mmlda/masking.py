@@ -25,7 +25,7 @@ from mmlda.data import ImageData
 from mmlda.files import write_whole
 from mmlda.head import MaxMahalanobisHead, SoftmaxHead
 from mmlda.results import Result, code_version, wilson
-from mmlda.trials import Attacked, Case, copied, run_all, undisturbed, with_gradient
+from mmlda.trials import Attacked, Case, copied, derivable, run_all, undisturbed, with_gradient
 
 __all__ = ["audit", "lines", "picture"]
 
@@ -63,9 +63,9 @@ def audit(
     Its value is "real", "none", "masked" or "mixed"; `series` has the evidence, the accuracy under each attack, the
     curve over eps and the histogram of gaps. Each entry of `series["accuracies"]` has every image's outcome in "held",
     a "1" where it is still right after the attack and a "0" where not. `series["kinds"]` lists the kinds of mask that
-    were recognised, whether they hide anything or not: "saturated", "probabilities", "rounding", "random"; a plain
-    network has none. Images are in [0, 1]. The model, its mode and all generators are left as they were: a copy is
-    attacked.
+    were recognised, whether they hide anything or not: "saturated", "probabilities", "sigmoids", "rounding",
+    "no gradient", "random"; a plain network has none. Images are in [0, 1]. The model, its mode and all generators are
+    left as they were: a copy is attacked.
 
     Args:
         model: x -> logits, or probabilities. `model.features`, where there is one, is attacked too.
@@ -104,7 +104,7 @@ def audit(
     with undisturbed(place, seed):
         net = copied(model, place)
         case = Case(net, data.pixels(slice(n)).to(place), data.labels[:n].to(place), eps, batch_size, passes)
-        other = None if surrogate is None else with_gradient(copied(surrogate, place))
+        other = None if surrogate is None else with_gradient(derivable(copied(surrogate, place), case.x[:2]))
         run_all(case, steps, queries, seed, other, show)
     name = name or _called(model)
     verdict, what, evidence = _judge(case)
@@ -203,7 +203,10 @@ def _judge(case: Case) -> tuple[str, str, list[dict[str, Any]]]:
         standard & ~torch.stack(losses).all(0))  # fmt: skip
     soft, hard = (by["APGD, cross-entropy", surface] for surface in ("probabilities", "logits"))
     if case.probabilities:  # a kind that is recognised is never "passed", whether it hides anything or not
-        say("output", "The network returns probabilities, not logits.")
+        say("output", f"The network returns probabilities{' in percent' if case.percent else ''}, not logits.")
+    elif case.sigmoids:
+        say("output", "The network returns numbers between 0 and 1, up to both ends, that do not sum to 1: they look "
+            "like sigmoids. They are attacked as they are.")  # fmt: skip
     else:
         say("output", "The network returns logits.", passed=True)
     say("surface", f"The cross-entropy attack leaves {percent(hard):.1f}% on logits and {percent(soft):.1f}% on "
@@ -229,11 +232,19 @@ def _judge(case: Case) -> tuple[str, str, list[dict[str, Any]]]:
         say("averaging", f"Two gradients averaged over {case.passes} passes have a cosine of {cosine:.2f}; below "
             f"{AGREEMENT:g}, averaged attacks follow noise too.", cosine, AGREEMENT, cosine >= AGREEMENT)  # fmt: skip
     else:
-        say("randomness", "Two passes over the same images agree.", passed=True)
+        say("randomness", "Passes over the same images agree.", passed=True)
+    cut = ""
+    if _is_cut(case):
+        there = "in float64 either" if case.wide is not None else "in float32, and there is no float64 copy to ask"
+        still = "Even then" if case.found else "No rounding was recognised, and yet"
+        cut = f"{still} the margin has no gradient at {number['no_gradient']:.1f}% of the right images, {there}."
     if case.found:
         gain = standard & ~_all(by, "straight-through")
         few("rounding", f"The network has steps without a gradient ({', '.join(case.found)}). With the identity's in "
-            "their place, {} of what every standard attack leaves is broken.", gain, passed=None)  # fmt: skip
+            "their place, {} of what every standard attack leaves is broken." + f" {cut}".rstrip(), gain,
+            passed=None)  # fmt: skip
+    elif cut:
+        say("rounding", cut, number["no_gradient"])
     else:
         say("rounding", "No rounding or other step without a gradient was seen.", passed=True)
     wide_gaps = 100 * float((case.gaps > UNDERFLOW).double().mean())
@@ -246,16 +257,28 @@ def _judge(case: Case) -> tuple[str, str, list[dict[str, Any]]]:
     both = (f"standard gradient attacks leave {percent(standard):.0f}%, all attacks of the audit together "
             f"{percent(left):.0f}%")  # fmt: skip
     at = f"at eps = {case.eps:g}"
+    some = int(left.sum()) > chance * n  # as a share, noise or not: nobody knows that it is nothing
+    few_images = f"on so few images ({n})"
     if survives and not failed:
         end = f"{percent(left):.0f}% of {n} images survive all attacks of the audit, and no test of the attacks fails"
         return "real", f"Real {at}: {end}.", evidence
     if survives:
-        return "mixed", f"Mixed {at}: {both}; not all of it is robustness. Failed: {', '.join(failed)}.", evidence
+        end = f"not all of it is shown to be robustness. Failed: {', '.join(failed)}"
+        return "mixed", f"Mixed {at}: {both}; {end}.", evidence
     if hides:
-        rest = "; no gradient reaches the rest" if int(left.sum()) > int(proven.sum()) else ""
-        return "masked", f"Masked {at}: {both}{rest}. It is not robust.", evidence
-    end = f" (a constant answer has {100 * chance:.0f}%)" if left.any() else ""
-    return "none", f"None {at}: {both}{end}. Not robust, and the gradient shows it.", evidence
+        unseen = int(left.sum()) > int(proven.sum())
+        rest = "; no gradient reaches the rest" if unseen else ""
+        end = f"Whether the rest is robust cannot be told{'' if unseen else f' {few_images}'}"
+        return "masked", f"Masked {at}: {both}{rest}. {end if some else 'It is not robust'}.", evidence
+    rest = f" (a constant answer has {100 * chance:.0f}%)" if left.any() else ""
+    end = f"Not shown to be robust {few_images}" if some else "Not robust, and the gradient shows it"
+    return "none", f"None {at}: {both}{rest}. {end}.", evidence
+
+
+def _is_cut(case: Case) -> bool:
+    """Whether something cuts the gradient, whatever it is; a constant answer has none to cut."""
+    of = int(case.right.sum())
+    return not case.constant and bool(of) and _above(case.cut, of, LIMIT)
 
 
 def _kinds(case: Case, evidence: list[dict[str, Any]]) -> dict[str, str]:
@@ -267,10 +290,13 @@ def _kinds(case: Case, evidence: list[dict[str, Any]]) -> dict[str, str]:
     failed = {item["test"] for item in evidence if item["passed"] is False}
     lost = max(case.zeros - int((~case.moving).sum()), int((case.gaps > UNDERFLOW).sum()))
     there = {"saturated": "zero gradients" in failed and _above(lost, len(case.y), LIMIT),
-             "probabilities": case.probabilities, "rounding": bool(case.found), "random": case.random}  # fmt: skip
-    words = {"saturated": "its softmax is saturated", "probabilities": "it returns probabilities",
+             "probabilities": case.probabilities, "sigmoids": case.sigmoids, "rounding": bool(case.found),
+             "no gradient": _is_cut(case), "random": case.random}  # fmt: skip
+    words = {"saturated": "its softmax is saturated",
+             "probabilities": f"it returns probabilities{' in percent' if case.percent else ''}",
+             "sigmoids": "it returns what looks like sigmoids",
              "rounding": f"it has steps without a gradient ({', '.join(case.found)})",
-             "random": "its answers are random"}  # fmt: skip
+             "no gradient": "something in it cuts the gradient", "random": "its answers are random"}  # fmt: skip
     return {kind: words[kind] for kind, seen in there.items() if seen}
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 import random
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,9 +22,12 @@ from mmlda.attacks.surface import Model, Surface
 from mmlda.head import MaxMahalanobisHead
 from mmlda.progress import progress
 
-__all__ = ["Attacked", "Case", "copied", "run_all", "undisturbed", "with_gradient"]
+__all__ = ["Attacked", "Case", "copied", "derivable", "run_all", "undisturbed", "with_gradient"]
 
 RANDOM = 1e-3  # two passes differ by more than this share of the spread of an image's logits
+RARELY = 64  # passes over two images: what one pass in twenty does is missed by 4 audits in a hundred
+PROBED = 32  # images at which a step without a gradient is looked for
+ENDS = 0.01  # how near to 0 and 1 the outputs of sigmoids come: what the attacks warn of
 TINY = 2.0**-24  # of the margin's gradient: what softmax may cost before a float32 has no bits left
 
 
@@ -32,7 +37,8 @@ def undisturbed(place: torch.device, seed: int) -> Iterator[None]:
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []), warnings.catch_warnings():
-            for message in ("the model seems to return prob", "the model cannot be captured", '"dlr"'):
+            for message in ("the model seems to return prob", "outputs between 0 and 1, up to both ends",
+                            "the model cannot be captured", '"dlr"'):  # fmt: skip
                 warnings.filterwarnings("ignore", message)  # said in the evidence, or of no interest here
             torch.default_generator.manual_seed(seed)
             if place.type == "cuda":
@@ -56,27 +62,80 @@ def with_gradient(model: Model) -> Model:
 
     def call(x: Tensor) -> Tensor:
         z = model(x)
-        return z if z.requires_grad or not x.requires_grad else z + (0.0 * x).flatten(1).sum(1, keepdim=True)
+        return z if z.requires_grad or not x.requires_grad else joined(z, x)
 
     return call
 
 
+def joined(z: Tensor, x: Tensor) -> Tensor:
+    """z, which depends on x with a gradient of 0."""
+    return z + (0.0 * x).flatten(1).sum(1).view(-1, *[1] * (z.ndim - 1))
+
+
+class Underived(TorchFunctionMode):
+    """Inside, a function that torch has no derivative for has the gradient 0, instead of an error."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and out.grad_fn is not None and out.grad_fn.name().endswith("NotImplemented"):
+            return out.data  # not detach, for which StraightThrough would put the identity
+        return out
+
+
+def derivable(model: Model, x: Tensor) -> Model:
+    """The model; where torch cannot differentiate it at `x`, with a gradient of 0 in place of what is missing.
+
+    It cannot where a function has no derivative (`x // c`), or where parameters have a gradient and the image has not.
+    """
+
+    def underived(v: Tensor) -> Tensor:
+        with Underived():
+            return model(v)
+
+    def cut(v: Tensor) -> Tensor:
+        with torch.no_grad():
+            return model(v)
+
+    for way in (model, underived):
+
+        def unused(v: Tensor, way: Model = way) -> Tensor:
+            return joined(way(v), v)
+
+        try:
+            with undisturbed(x.device, 0), torch.enable_grad():
+                v = x.detach().clone().requires_grad_(True)
+                (g,) = torch.autograd.grad(with_gradient(way)(v).sum(), v, allow_unused=True)
+            return unused if g is None else way
+        except RuntimeError as error:
+            if not re.search(r"derivative for .* is not implemented", str(error)):
+                raise
+    return cut
+
+
 class StraightThrough(TorchFunctionMode):
-    """Inside, functions whose gradient is 0 almost everywhere or that cut the graph have the identity's (BPDA)."""
+    """Inside, functions whose gradient is 0 almost everywhere or that cut the graph have the identity's (BPDA).
+
+    A division that rounds has the division's. `without` is a function to leave as it is.
+    """
 
     steps = ("round", "floor", "ceil", "trunc", "fix", "sign", "sgn", "detach")
     casts = ("to", "type", "byte", "char", "short", "int", "long")
+    divisions = ("floor_divide", "__floordiv__", "div", "divide")  # the latter two with a rounding_mode
 
-    def __init__(self) -> None:
+    def __init__(self, without: str = "") -> None:
         super().__init__()
+        self.without = without
         self.found: set[str] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         word, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        base = word if word.startswith("_") else word.rstrip("_")  # round_ works in place
         x = args[0] if args else None
-        if not (isinstance(x, Tensor) and x.requires_grad and word.rstrip("_") in self.steps + self.casts):
+        exact = base in self.divisions[2:] and kwargs.get("rounding_mode") is None
+        known = base in self.steps + self.casts + self.divisions and not exact
+        if not (isinstance(x, Tensor) and x.requires_grad and known) or word == self.without:
             return func(*args, **kwargs)
-        if word.endswith("_"):
+        if word != base:
             func(x.data, *args[1:], **kwargs)
             self.found.add(word)
             return x
@@ -84,12 +143,13 @@ class StraightThrough(TorchFunctionMode):
         if word in self.casts and out.is_floating_point():
             return out
         self.found.add(word)
-        return x + (out.to(x.dtype) - x).detach()
+        smooth = x / args[1] if word in self.divisions and len(args) > 1 else x
+        return smooth + (out.data.to(smooth.dtype) - smooth).detach()
 
 
-def straight(model: Model) -> Model:
+def straight(model: Model, without: str = "") -> Model:
     def call(x: Tensor) -> Tensor:
-        with StraightThrough():
+        with StraightThrough(without):
             return model(x)
 
     return with_gradient(call)
@@ -117,6 +177,7 @@ def feature_loss(net: Any, x: Tensor, y: Tensor) -> Callable[..., Tensor] | None
     features = getattr(net, "features", None)
     if not callable(features):
         return None
+    features = derivable(features, x[:2])
     with torch.no_grad():
         z = features(x).flatten(1)  # [N, p]
     head = getattr(net, "head", None)
@@ -129,9 +190,15 @@ def feature_loss(net: Any, x: Tensor, y: Tensor) -> Callable[..., Tensor] | None
     def loss(model: Model, v: Tensor, label: Tensor) -> Tensor:
         squared = (features(v).flatten(1)[:, None] - means).square().sum(2)  # [N, L]
         value = -squared.scatter(1, label[:, None], torch.inf).amin(1)
-        return value if value.requires_grad else value + (0.0 * v).flatten(1).sum(1)
+        return value if value.requires_grad else joined(value, v)
 
     return loss
+
+
+def differ(one: Tensor, two: Tensor) -> bool:
+    """Whether two passes, or two gradients, differ by more than kernels whose order of summation varies."""
+    far = (one - two).abs().amax(1)
+    return bool((far > RANDOM * torch.maximum(one.amax(1) - one.amin(1), two.amax(1) - two.amin(1))).any())
 
 
 @dataclass
@@ -159,6 +226,7 @@ class Case:
     notes: list[str] = field(default_factory=list)
     numbers: dict[str, float | None] = field(default_factory=dict)
     zeros: int = 0  # right images whose cross-entropy has no gradient at all
+    cut: int = 0  # right images whose margin has none in float64 either, with the identity in place of known steps
     moving: Tensor = field(init=False)  # bool [n]: the margin has one
     proven: Tensor = field(init=False)  # bool [n]: a gradient attack with the whole range breaks the image
 
@@ -171,40 +239,69 @@ class Case:
         if not bool(z.isfinite().all()):
             raise ValueError("model returned NaN or infinity on the images as given: expected finite logits")
         self.constant = len(z.argmax(1).unique()) == 1  # it may never have looked at the images
-        spread = z.amax(1) - z.amin(1)
-        self.random = bool(((z - again).abs().amax(1) > RANDOM * spread).any())
-        self.probabilities = bool((z >= 0).all() & ((z.sum(1) - 1).abs() < 1e-3).all())
+        self.random = differ(z, again) or self._sometimes()
+        total = z.double().sum(1)
+        self.percent = bool((z >= 0).all() & ((total - 100).abs() < 0.1).all())
+        self.probabilities = self.percent or bool((z >= 0).all() & ((total - 1).abs() < 1e-3).all())
+        low, high = float(z.min()), float(z.max())
+        self.sigmoids = not self.probabilities and 0 <= low < ENDS and 1 - ENDS < high <= 1
+        self.model, self.net = self.net, derivable(self.net, self.x[:2])
         self.own = with_gradient(self.net)
         self.right = self.judge(self.x)
         self.wide = self._widened(z)
-        mode = StraightThrough()
-        with mode, torch.enable_grad():
-            try:
-                self.net(self.x[:1].clone().requires_grad_(True))
-            except (RuntimeError, TypeError, ValueError):
-                mode.found.clear()
-        self.found = sorted(mode.found)
         # the surfaces: what the network returns, its logits, its probabilities
         exact = self.own if self.wide is None else self.wide
         self.logits = logarithm(exact) if self.probabilities else self.own
         self.softmax: Model = self.own if self.probabilities else lambda v: self.own(v).softmax(1)
         base = self.net if self.wide is None or not self.probabilities else self.wide
+        self.found = self._steps(base)
         seen = straight(base) if self.found else with_gradient(base)
         seen = logarithm(seen) if self.probabilities else seen
         self.averaged = averaged(seen, self.passes) if self.random else None
         self.straight = seen if self.found else None
+        best = straight(exact) if self.found else exact  # what a gradient is to be had from, if from anywhere
+        self.best = logarithm(best) if self.probabilities else best
         with torch.no_grad():
             double = self.probabilities and self.wide is not None
             z = torch.cat([self.logits(v.double() if double else v) for v in self.x.split(self.batch_size)])
         top = z.double().topk(2, dim=1).values
         self.gaps = (top[:, 0] - top[:, 1]).cpu()
 
+    def _sometimes(self) -> bool:
+        """Whether passes differ now and then. The generators are as before."""
+        with undisturbed(self.x.device, 0), torch.no_grad():
+            first = self.net(self.x[:2])
+            return any(differ(first, self.net(self.x[:2])) for _ in range(RARELY - 1))
+
+    def _steps(self, base: Model) -> list[str]:
+        """The functions without a gradient that are on the way from the image to the margin.
+
+        Those are the ones without whose straight-through the gradient is another. One at a time is left out, not put
+        in: of two in a row, neither alone lets a gradient through. What an `assert` does to the image changes nothing.
+        """
+        x, y = self.x[:PROBED], self.y[:PROBED]
+        x = x.double() if self.probabilities and self.wide is not None else x
+
+        def gradient(without: str = "") -> Tensor:
+            model = logarithm(straight(base, without)) if self.probabilities else straight(base, without)
+            with undisturbed(x.device, 0):  # the same random numbers each time
+                return Surface(model, y).gradient("margin", x, y)[2].flatten(1)
+
+        mode = StraightThrough()
+        try:
+            with mode, torch.enable_grad():
+                self.net(self.x[:1].clone().requires_grad_(True))
+            whole = gradient() if mode.found else None
+            return [word for word in sorted(mode.found) if whole is not None and differ(whole, gradient(word))]
+        except (RuntimeError, TypeError, ValueError):  # it cannot be run so, and no attack on it could
+            return []
+
     def _widened(self, z: Tensor) -> Model | None:
         """The network in float64, if a copy of it runs there and says the same."""
         try:
-            if not isinstance(self.net, nn.Module):
+            if not isinstance(self.model, nn.Module):
                 raise TypeError("not a module")
-            wide = copy.deepcopy(self.net).double()
+            wide = derivable(copy.deepcopy(self.model).double(), self.x[:2].double())
             with torch.no_grad():
                 again = torch.cat([wide(v.double()) for v in self.x.split(self.batch_size)])
             if again.dtype != torch.float64:
@@ -278,7 +375,7 @@ def run_all(case: Case, steps: int, queries: int, seed: int, surrogate: Model | 
     for aim, more in (*aims, *more_losses):
         kind = "standard" if own == "logits" and not more else "white"
         jobs.append((f"APGD, {aim}", "logits", kind, APGD(**more, **apgd), case.logits, double))
-    if (loss := feature_loss(case.net, case.x, case.y)) is not None:
+    if (loss := feature_loss(case.model, case.x, case.y)) is not None:
         jobs.append(("APGD, feature distance", "features", "white", APGD(loss=loss, **apgd), case.own, False))
     fixed: dict[str, Any] = {"steps": steps, "step_size": 2.5 * eps / steps, **ball}
     if case.straight is not None:
@@ -331,7 +428,7 @@ def _gradients(case: Case) -> None:
     """Input gradients of the cross-entropy at the images that are right, in float32 and in float64."""
     rows = case.right.nonzero().flatten()
     names = ("zero_gradient", "zero_gradient_float64", "zero_gradient_margin", "tiny_gradient", "wrong_sign",
-             "agreement")  # fmt: skip
+             "agreement", "no_gradient")  # fmt: skip
     found: dict[str, list[Tensor]] = {name: [] for name in names}
     for part in rows.split(case.batch_size) if len(rows) else ():
         x, y = case.x[part], case.y[part]
@@ -339,7 +436,14 @@ def _gradients(case: Case) -> None:
         size, scale = ce.abs().amax(1), steep.abs().amax(1)
         found["zero_gradient"].append(size == 0)
         found["tiny_gradient"].append(size <= TINY * scale)
-        found["zero_gradient_margin"].append(scale == 0)
+        found["zero_gradient_margin"].append(still := scale == 0)
+        if bool(still.any()):  # to be asked again, where float32 and softmax are no excuse
+            v = x if case.wide is None else x.double()
+            best = Surface(case.best, y).gradient("margin", v, y)[2].flatten(1)
+            # the logarithm of a probability that is 0 has no gradient, whatever there is before the softmax
+            seen = case.gaps[part.cpu()].to(v.device) < -math.log(torch.finfo(v.dtype).tiny) - 1
+            still = still & (best == 0).all(1) & (seen | (not case.probabilities))
+        found["no_gradient"].append(still)
         if case.wide is not None:
             exact = Surface(case.wide, y).gradient("ce", x.double(), y)[2].flatten(1)
             found["zero_gradient_float64"].append((exact == 0).all(1))
@@ -356,3 +460,5 @@ def _gradients(case: Case) -> None:
             case.moving[rows] = ~values
         if name == "zero_gradient" and values is not None:
             case.zeros = int(values.sum())
+        if name == "no_gradient" and values is not None:
+            case.cut = int(values.sum())
