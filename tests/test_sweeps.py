@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load as load_bytes
 
 import mmlda
-from mmlda import checkpoints
+from mmlda import checkpoints, sweeps
 from mmlda.models import build
 from mmlda.recipes import RECIPES, Recipe
-from mmlda.sweeps import Job, cross_validate, fit_many, sweep
+from mmlda.sweeps import Job, JobsFailed, cross_validate, fit_many, sweep
 from mmlda.training import Diverged, fit
 
 SMALL = {"backbone": "conv_net", "width": 4, "head": "mmlda", "dim": 12}
@@ -73,6 +73,17 @@ def test_one_that_diverges_leaves_the_others_at_work(digits, tmp_path):
         assert files(tmp_path / str(at_once)).keys() == {"0.json", "2.json"}
 
 
+def test_a_job_whose_data_or_network_is_wrong_leaves_the_others_at_work(tmp_path):
+    good = jobs(1)[0]
+    some = [dataclasses.replace(good, name="nodata", data="nope"), good,
+            dataclasses.replace(good, name="badC", model=dict(SMALL, C=-1)),
+            dataclasses.replace(good, name="other", model=dict(SMALL, num_classes=3))]  # fmt: skip
+    for at_once in (1, 4):
+        with pytest.raises(JobsFailed, match=r"3 of 4 jobs failed.*nodata: ValueError: source.*badC: .*; other: "):
+            sweep(some, tmp_path / str(at_once), at_once=at_once, show=False)
+    assert files(tmp_path / "1").keys() == {"seed=0.json"} and files(tmp_path / "1") == files(tmp_path / "4")
+
+
 def test_ctrl_c_saves_every_network(tmp_path):
     script = f"""
         import mmlda, os, signal, threading, time
@@ -116,8 +127,6 @@ def test_a_sweep_does_only_what_is_missing(tmp_path, monkeypatch):
     before = files(tmp_path)
     (tmp_path / "seed=2.json").unlink()
     done = []
-    from mmlda import sweeps
-
     real = sweeps.run_jobs
     monkeypatch.setattr(sweeps, "run_jobs", lambda some, **o: done.extend(job.name for job in some) or real(some, **o))
     again = sweep(jobs(), tmp_path, show=False, at_once=3)
@@ -144,6 +153,16 @@ def test_a_result_of_another_job_is_not_taken_for_this_one(tmp_path):
         dataclasses.replace(other, part=("fold", 1))
 
 
+def test_a_damaged_or_half_lost_result_is_made_again(tmp_path):
+    sweep(jobs(2), tmp_path, show=False)
+    before = files(tmp_path)
+    (tmp_path / "seed=0.json").write_text('{"format": 1, "na')
+    (tmp_path / "seed=1.safetensors").unlink()
+    with pytest.warns(UserWarning, match=r"result refused: .*seed=0\.json: .*doing the job again"):
+        sweep(jobs(2), tmp_path, show=False)
+    assert files(tmp_path) == before
+
+
 def test_parts_of_the_data(digits):
     train, test = digits
     job = jobs(1)[0]
@@ -153,6 +172,10 @@ def test_parts_of_the_data(digits):
     assert len(out) == 200 and len(rest) == len(train) - 200
     alpha = tuple([1.0] + [0.2] * 9)
     biased, biased_test = dataclasses.replace(job, part=("biased", alpha, 0)).sets()
+    exact = torch.tensor(alpha, dtype=torch.float64)
+    listed = [dataclasses.replace(job, part=["biased", a, 0]) for a in (list(alpha), exact)]
+    assert all(other == dataclasses.replace(job, part=("biased", alpha, 0)) for other in listed)
+    assert not any("error" in record for record in sweeps.run_jobs(listed))
     assert biased.priors[0] > 0.25 and biased_test.priors[0] > 0.25 and len(biased_test) < len(test)
 
 
@@ -195,7 +218,7 @@ def test_cross_validation_of_C(tmp_path):
 def test_cross_validation_of_a_training_set_in_memory(digits):
     small = digits[0].subset(slice(300))
     recipe = Recipe(steps=8, optimizer="adam", lr=3e-3, batch_size=32)
-    table = cross_validate(small, recipe, C=[100.0], folds=2, show=False)
+    table = cross_validate(small, recipe, C=(c for c in [100.0]), folds=2, show=False)
     (row,) = table
     assert row["C"] == 100.0 and len(row["errors"]) == 2 and 0 < row["mean"] < 95
     with pytest.raises(ValueError, match="part = None"):

@@ -15,6 +15,7 @@ import re
 import statistics
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
@@ -148,6 +149,7 @@ class Job:
     root: str | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "part", _tuples(self.part))  # lists, as JSON writes them, can't be looked up
         if not re.fullmatch(r"[\w.=+-]+", self.name):
             raise ValueError(f"name = {self.name!r}: expected letters, digits and . _ = + - only, as it names files")
         if not isinstance(self.data, str) and (self.part is None or self.part[0] == "biased"):
@@ -169,6 +171,11 @@ class Job:
         return datasets.biased(train, values[0], values[1]), datasets.biased(test, values[0], values[1])
 
 
+def _tuples(value: Any) -> Any:
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
+
+
 @functools.lru_cache(maxsize=1)
 def _loaded(data: str, root: str | None) -> tuple[ImageData, ImageData]:
     """A list of jobs is mostly about one data set: read it once."""
@@ -180,24 +187,32 @@ def run_jobs(jobs: Sequence[Job], *, device: str = "cpu", folder: Path | None = 
 
     The record of a job that failed has its name and the `error`.
     """
-    loaded: dict[Any, tuple[ImageData, ImageData]] = {}
-    for job in jobs:  # jobs on the same data share one copy of it
-        if (key := (job.data, job.part, job.root)) not in loaded:
-            loaded[key] = job.sets()
-    sets = [loaded[job.data, job.part, job.root] for job in jobs]
-    models = [build(job.model, seed=job.recipe.seed) for job in jobs]
-    out = [None if folder is None else folder / "runs" / job.name for job in jobs]
-    runs = [Run(model, job.recipe, path) for model, job, path in zip(models, jobs, out)]
     cuda = torch.device(device).type == "cuda"
-    copies = {key: train.to(device) for key, (train, _) in loaded.items()}
-    trains = [copies[job.data, job.part, job.root] for job in jobs]
-    failures = _together(runs, trains, Options(device=device), cuda=cuda, show=False)
-    return [
-        {"name": job.name, "error": f"{type(failures[n]).__name__}: {failures[n]}"}
-        if n in failures
-        else _record(job, run, *pair, device)
-        for n, (job, run, pair) in enumerate(zip(jobs, runs, sets))
-    ]
+    loaded: dict[Any, tuple[ImageData, ImageData]] = {}
+    runs: dict[int, Run] = {}
+    failures: dict[int, Exception] = {}
+    for n, job in enumerate(jobs):
+        try:
+            if (key := (job.data, job.part, job.root)) not in loaded:  # jobs on the same data share one copy of it
+                loaded[key] = job.sets()
+            out = None if folder is None else folder / "runs" / job.name
+            runs[n] = Run(build(job.model, seed=job.recipe.seed), job.recipe, out)
+        except Exception as error:
+            failures[n] = error
+    sets = {n: loaded[jobs[n].data, jobs[n].part, jobs[n].root] for n in runs}
+    copies = {id(train): train.to(device) for train, _ in sets.values()}
+    trains = [copies[id(train)] for train, _ in sets.values()]
+    stopped = _together(list(runs.values()), trains, Options(device=device), cuda=cuda, show=False)
+    failures |= {list(runs)[turn]: error for turn, error in stopped.items()}
+    records = []
+    for n, job in enumerate(jobs):
+        try:
+            if n in failures:
+                raise failures[n]
+            records.append(_record(job, runs[n], *sets[n], device))
+        except Exception as error:
+            records.append({"name": job.name, "error": f"{type(error).__name__}: {error}"})
+    return records
 
 
 def _record(job: Job, run: Run, train: ImageData, test: ImageData, device: str) -> dict[str, Any]:
@@ -227,15 +242,22 @@ def _about(job: Job) -> dict[str, Any]:
 
 
 def _finished(job: Job, folder: Path) -> dict[str, Any] | None:
+    """A job's record; None where there is none, its network is gone, or, with a warning, where it is damaged."""
     path = folder / f"{job.name}.json"
     if not path.is_file():
         return None
-    record = json.loads(path.read_text())
+    try:
+        record = json.loads(path.read_text())
+        if not isinstance(record, dict):
+            raise ValueError("it is no record")
+    except ValueError as error:
+        warnings.warn(f"result refused: {path}: {error}; doing the job again", stacklevel=2)
+        return None
     for key, value in _about(job).items():
         if record.get(key) != value:
             what = difference(key, record.get(key), value)
             raise ValueError(f"{path} is the result of another job: {what}; choose another folder or name")
-    return record
+    return record if path.with_suffix(".safetensors").is_file() else None
 
 
 def _keep(record: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -273,13 +295,14 @@ def sweep(
     ray: str | None = None,
     show: bool = True,
 ) -> list[dict[str, Any]]:
-    """Do the jobs whose result is not in `out` yet; the records of all, in the order of the list.
+    """Do the jobs whose result is not in `out` yet, whole; the records of all, in the order of the list.
 
     They run here, `at_once` at the same time (see `fit_many`), and one that was killed goes on from its checkpoint.
     With `ray`, an address or "local" or "auto", they go to the workers of a Ray cluster instead (extra
     `mmlda[ray]`), each with one CPU, or one GPU where `device` is "cuda"; the files are written here as jobs end.
-    A job that fails does not keep the others from their end; then a `JobsFailed` names those that failed. Two
-    processes may sweep the same list in the same folder: a job that one has in hand is waited for by the other.
+    A job that fails, be it in its data, its network or its training, does not keep the others from their end; then
+    a `JobsFailed` names those that failed. Two processes may sweep the same list in the same folder: a job that one
+    has in hand is waited for by the other.
     """
     folder, jobs = Path(out), list(jobs)
     if len({job.name for job in jobs}) != len(jobs):
@@ -356,7 +379,7 @@ def fold_jobs(
 def cross_validate(
     data: str | ImageData,
     recipe: Recipe,
-    C: Sequence[float],
+    C: Iterable[float],
     folds: int = 5,
     *,
     model: dict[str, Any] | None = None,
@@ -378,6 +401,7 @@ def cross_validate(
         train = datasets.load(data, root)[0] if isinstance(data, str) else data
         size = {"channels": train.shape[0], "num_classes": train.num_classes}
         model = {**network("mmlda", "digits" if min(train.shape[1:]) < 16 else "mnist"), **size}
+    C = [float(c) for c in C]
     jobs = fold_jobs(data, recipe, C, folds, model=model, root=root)
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory()) if out is None else out
@@ -385,6 +409,6 @@ def cross_validate(
     table = []
     for c in C:
         errors = [100 * (1 - next(records)["accuracy"]) for _ in range(folds)]
-        table.append({"C": float(c), "log10_C": math.log10(c), "errors": errors, "mean": statistics.mean(errors),
+        table.append({"C": c, "log10_C": math.log10(c), "errors": errors, "mean": statistics.mean(errors),
                       "std": statistics.stdev(errors), "folds": folds, "steps": recipe.steps})  # fmt: skip
     return table
