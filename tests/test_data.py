@@ -365,6 +365,15 @@ def test_datasets_refused():
         as_images(Items([(torch.zeros(1, n, n, dtype=torch.uint8), 0) for n in (2, 3)]))
     with pytest.raises(ValueError, match="empty dataset"):
         as_images(Items([]))
+    image = torch.zeros(1, 2, 2)
+    for label in (0.9, float("nan"), float("inf"), torch.tensor(0.5), torch.tensor([0, 1]), "ant", None):
+        with pytest.raises(ValueError, match=r"source: label 1 is .*, expected a whole number"):
+            as_images(Items([(image, 0), (image, label)]))
+    assert as_images(Items([(image, 1.0), (image, torch.tensor(2.0))])).labels.tolist() == [1, 2]
+    with pytest.raises(ValueError, match=r"data has 1 images.* to train on and one to test on"):
+        load(Items([(image, 0)]))
+    with pytest.raises(ValueError, match="part is 1"):
+        data.split(as_images(Items([(image, 0)] * 5)), 1)
     with pytest.raises(ValueError, match=r"train classes .* test classes"):
         item = (torch.zeros(1, 2, 2), 0)
         load((Items([item], ["ant", "bee"]), Items([item], ["bee", "ant"])))

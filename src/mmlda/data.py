@@ -300,10 +300,20 @@ def _stack(dataset: Any) -> tuple[Tensor, Tensor]:
                 f"{list(images[0].shape)} as the first"
             )
         images.append(image)
-        labels.append(int(label))
+        labels.append(_whole(label, n))
     if not images:
         raise ValueError("source is an empty dataset, expected at least one image")
     return torch.stack(images), torch.tensor(labels)
+
+
+def _whole(label: Any, n: int) -> int:
+    """A label as an int; what int() would cut off, or can't read, is a ValueError."""
+    try:
+        if (whole := int(label)) == float(label):
+            return whole
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        pass
+    raise ValueError(f"source: label {n} is {label!r}, expected a whole number")
 
 
 # ---------------------------------------------------------------------------------------------------- subsets
@@ -317,6 +327,9 @@ def split(data: ImageData, part: float = 0.2) -> tuple[ImageData, ImageData]:
     split follows from the images alone.
     """
     n = math.ceil(len(data) * part)
+    if not 0 < n < len(data):
+        what = f"data has {len(data)} images and part is {part}"
+        raise ValueError(f"{what}, expected at least one image to train on and one to test on")
     flat = data.images.cpu().contiguous().view(len(data), -1).numpy()
     keys = [hashlib.sha256(row.tobytes()).digest() for row in flat]
     order = np.array(sorted(range(len(data)), key=lambda i: (keys[i], i)))

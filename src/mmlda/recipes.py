@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,8 +43,7 @@ class Adversary:
         for name, value in (("step", self.step), ("beta", self.beta)):
             if value is not None and not 0 <= value < math.inf:
                 raise ValueError(f"{name} = {value}: expected a finite number >= 0")
-        if self.steps < 1:
-            raise ValueError(f"steps = {self.steps}: expected at least 1")
+        _whole("steps", self.steps, 1)
         if not 0 < self.share <= 1:
             raise ValueError(f"share = {self.share}: expected a number in (0, 1]")
         if self.attack == "trades" and (self.craft, self.share) != ("online", 1.0):
@@ -84,13 +84,16 @@ class Recipe:
     def __post_init__(self) -> None:
         _one_of("optimizer", self.optimizer, ("sgd", "adam"))
         _one_of("loss", self.loss, ("ce", "soft", "joint"))
-        for name in ("steps", "batch_size", "accumulate"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: expected at least 1")
-        for name in ("lr", "momentum", "weight_decay", "gamma", "warmup", "pad"):
+        for name, least in (("steps", 1), ("batch_size", 1), ("accumulate", 1), ("warmup", 0), ("pad", 0)):
+            _whole(name, getattr(self, name), least)
+        for name in ("lr", "weight_decay", "gamma"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
                 raise ValueError(f"{name} = {value}: expected a finite number >= 0")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum = {self.momentum}: expected a number in [0, 1)")
+        for milestone in self.milestones:
+            _whole("milestones", milestone, 0)
         if list(self.milestones) != sorted(set(self.milestones)):
             raise ValueError(f"milestones = {self.milestones}: expected rising steps")
         if self.decoupled and self.optimizer != "adam":
@@ -125,6 +128,15 @@ class Recipe:
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ValueError(f"{name} = {value!r}: expected one of {', '.join(allowed)}")
+
+
+def _whole(name: str, value: Any, least: int) -> None:
+    try:
+        enough = operator.index(value) >= least
+    except TypeError:
+        enough = False
+    if not enough:
+        raise ValueError(f"{name} = {value!r}: expected a whole number, at least {least}")
 
 
 _MNIST = Recipe(steps=20_000, milestones=(10_000, 15_000))
