@@ -181,6 +181,34 @@ def test_swap_head_on_a_single_layer_and_errors():
         swap_head(Nested(), num_classes=3, layer="body")
 
 
+@pytest.mark.parametrize("kind", ["mmlda", "softmax"])
+def test_swap_head_on_a_network_with_a_latent_layer_and_a_head_changes_both(kind):
+    x = torch.rand(3, 1, 8, 8)
+    own = build({"backbone": "conv_net", "width": 4, "head": kind}, seed=0).eval()
+    before = own(x)
+    swapped = swap_head(nn.Sequential(conv_net(), nn.Linear(64, 10)), num_classes=10)
+    for net in (own, nn.Sequential(nn.Identity(), own), swapped):
+        new = swap_head(net, num_classes=5, C=9.0)
+        assert new(x).shape == (3, 5)
+        heads = [module for module in new.modules() if isinstance(module, MaxMahalanobisHead | SoftmaxHead)]
+        assert [(type(head), head.num_classes) for head in heads] == [(MaxMahalanobisHead, 5)]
+    new = swap_head(own, num_classes=12, head=SoftmaxHead(num_classes=12, dim=6))
+    assert new.num_classes == 12 and build(new.config)(x).shape == (3, 12)
+    assert torch.equal(new.backbone(x), own.backbone(x)) and torch.equal(own(x), before)
+    assert new.backbone is not own.backbone
+
+
+def test_swap_head_refuses_what_could_not_run():
+    with pytest.raises(ValueError, match=r"layer = '1' is a LazyLinear .*a batch through the model first"):
+        swap_head(nn.Sequential(nn.Flatten(), nn.LazyLinear(5)), num_classes=5)
+    backbone = nn.Sequential(nn.Flatten(), nn.Linear(64, 8))
+    backbone.num_features = 8
+    own = Classifier(backbone, MaxMahalanobisHead(num_classes=3, dim=8))
+    with pytest.raises(ValueError, match=r"layer = 'backbone\.1' is before a latent layer"):
+        swap_head(own, num_classes=5, layer="backbone.1")
+    assert swap_head(own, num_classes=5, layer="latent")(torch.rand(2, 1, 8, 8)).shape == (2, 5)
+
+
 @pytest.mark.parametrize("name", ["resnet18", "vgg11", "densenet121", "mobilenet_v2", "convnext_tiny", "vit_b_16"])
 def test_swap_head_on_torchvision(name):
     torchvision = pytest.importorskip("torchvision", reason="torchvision is not installed here", exc_type=ImportError)

@@ -314,6 +314,7 @@ def swap_head(
     given is left as it was. The name of what was replaced is logged and kept in `.replaced` of the new layer.
     `dim` is the latent dimension (default: the replaced layer's inputs, at least num_classes - 1); `head` puts in
     another head of that dimension; `layer` names the layer to replace where the last one is not the classifier.
+    In a `Classifier`, and in a network that `swap_head` has made, the latent layer and the head change together.
 
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     >>> new = swap_head(net, num_classes=10)
@@ -335,14 +336,28 @@ def swap_head(
     if name not in linears:
         raise ValueError(f"layer = {layer!r}: expected the name of an nn.Linear, one of {list(linears)[-5:]}")
     old = linears[name]
+    if isinstance(old, nn.LazyLinear):
+        raise ValueError(f"layer = {name!r} is a LazyLinear without a size: expected a batch through the model first")
+    # where a latent layer and a head stand already, one alone would no longer fit the other
+    whole = next((m for at, m in model.named_modules() if isinstance(m, Classifier | SwappedHead)
+                  and f".{name}.".startswith(f".{at}." if at else ".")), None)  # fmt: skip
+    inputs: Any = old.in_features
+    if whole is not None:
+        if layer is not None and not (old is whole.latent or old is whole.head):
+            raise ValueError(f"layer = {layer!r} is before a latent layer and a head: expected layer=None, for these")
+        inputs = whole.backbone.num_features if isinstance(whole, Classifier) else whole.latent.in_features
     if head is None:
         if dim is None:
-            dim = max(old.in_features, num_classes - 1)
+            dim = max(inputs, num_classes - 1)
         head = MaxMahalanobisHead(num_classes=num_classes, dim=dim, C=C, priors=priors, precision=precision)
     elif head.num_classes != num_classes or (dim is not None and head.dim != dim):
         raise ValueError(f"head has num_classes = {head.num_classes}, dim = {head.dim}: expected {num_classes}, {dim}")
     width: int = head.dim  # type: ignore[assignment]
-    latent = nn.Linear(old.in_features, width, device=old.weight.device, dtype=old.weight.dtype)
+    latent = nn.Linear(inputs, width, device=old.weight.device, dtype=old.weight.dtype)
+    if whole is not None:
+        log.info("replaced %s and %s by %s -> %s", whole.latent, whole.head, latent, type(head).__name__)
+        memo = {id(whole.latent): latent, id(whole.head): head.to(old.weight.device)}
+        return copy.deepcopy(model, memo)
     new = SwappedHead(latent, head.to(old.weight.device), name, old)
     if name:
         memo = {id(old): new}  # the copy takes the new layer wherever the old one stood
