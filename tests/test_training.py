@@ -320,7 +320,7 @@ def test_two_processes_do_not_train_in_one_folder(digits, tmp_path):
     assert not list(tmp_path.glob(".*.tmp"))
 
 
-@pytest.mark.parametrize("damage", ["truncated", "altered", "record", "step", "missing"])
+@pytest.mark.parametrize("damage", ["truncated", "altered", "record", "step", "loss", "no seconds", "missing"])
 def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_used(digits, tmp_path, damage):
     whole, _ = train(digits[0])
     break_off(digits[0], QUICK, tmp_path, 18, checkpoint_every=6)
@@ -337,6 +337,10 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_used(digits, tmp_
     elif damage == "step":  # a record that claims the run is over
         record = json.loads(newest.with_suffix(".json").read_text())
         newest.with_suffix(".json").write_text(json.dumps({**record, "step": 24}))
+    elif damage in ("loss", "no seconds"):
+        record = json.loads(newest.with_suffix(".json").read_text())
+        changed = {"loss": 0.5} if damage == "loss" else {"seconds": None}
+        newest.with_suffix(".json").write_text(json.dumps({**record, **changed}))
     else:
         newest.unlink()
     with pytest.warns(UserWarning, match="checkpoint refused: .*step-00000018"):
@@ -404,6 +408,61 @@ def test_a_diverging_run_stops_and_says_where(digits, tmp_path):
     tensors, record = checkpoints.newest(tmp_path)
     assert record["step"] == kept == bad - 1
     assert all(t.isfinite().all() for name, t in tensors.items() if name.startswith("model."))
+
+
+def test_the_same_process_goes_on_while_it_keeps_the_error(digits, tmp_path):
+    """As a notebook does, with its traceback and all that it refers to; and the last finite loss is known again."""
+    late = {"milestones": (10,), "gamma": 1e30, "weight_decay": 0.0}
+    recipe = dataclasses.replace(QUICK, optimizer="sgd", lr=1e-3, steps=50, **late)
+    kept = []
+    for _ in range(2):
+        with pytest.raises(Diverged, match=r"the last finite loss was [\d.e+]+;") as error:
+            train(digits[0], recipe, out=tmp_path, checkpoint_every=1)
+        kept.append(error)
+    assert str(kept[0].value) == str(kept[1].value)
+    with pytest.raises(Diverged, match="no loss before it was"):
+        bad = ImageData(digits[0].images, digits[0].labels, digits[0].classes)
+        model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+        torch.nn.init.constant_(model[1].weight, float("inf"))
+        fit(model, bad, QUICK, show=False)
+
+
+def test_a_run_keeps_to_its_precision(digits, tmp_path):
+    break_off(digits[0], QUICK, tmp_path, 12, checkpoint_every=6, amp=True)
+    with pytest.raises(ValueError, match="amp is True there, and False was asked for"):
+        train(digits[0], out=tmp_path)
+    whole, _ = train(digits[0], amp=True)
+    assert same(whole, train(digits[0], out=tmp_path, amp=True)[0])
+
+
+@pytest.mark.parametrize("text", ['{"recipe": ', "[1, 2]"])
+def test_a_damaged_description_is_named(digits, tmp_path, text):
+    break_off(digits[0], QUICK, tmp_path, 12, checkpoint_every=6)
+    (tmp_path / "run.json").write_text(text)
+    for call in (lambda: train(digits[0], out=tmp_path), lambda: mmlda.load(tmp_path)):
+        with pytest.raises(ValueError, match=r"run.json is damaged"):
+            call()
+
+
+def test_the_weights_that_examples_were_crafted_on_are_checked(digits, tmp_path):
+    recipe = dataclasses.replace(QUICK, adversary=Adversary(attack="fgsm", eps=0.1, steps=1, craft="once"))
+    break_off(digits[0], recipe, tmp_path, 12, checkpoint_every=6)
+    path = tmp_path / "start.safetensors"
+    content = bytearray(path.read_bytes())
+    for damaged in (content[:-50], content[:-1] + bytes([content[-1] ^ 1])):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"start.safetensors"):
+            train(digits[0], recipe, out=tmp_path)
+    path.write_bytes(content)
+    assert same(train(digits[0], recipe)[0], train(digits[0], recipe, out=tmp_path)[0])
+
+
+def test_strange_lines_of_metrics_are_left_out(digits, tmp_path):
+    break_off(digits[0], QUICK, tmp_path, 12, checkpoint_every=6)
+    with open(tmp_path / "metrics.jsonl", "ab") as file:
+        file.write(b"\xff\xfe\n[1]\n7\n")
+    _, run = train(digits[0], out=tmp_path)
+    assert [entry["step"] for entry in run.history] == list(range(1, 25))
 
 
 def test_the_exact_step_of_a_divergence_is_known_without_logging_every_step(digits):

@@ -24,7 +24,8 @@ from mmlda._version import __version__
 from mmlda.files import write_json, write_whole
 from mmlda.models import build
 
-__all__ = ["final", "load", "newest", "packed", "save", "save_final", "save_tensors", "versions"]
+__all__ = ["final", "load", "newest", "packed", "read_about", "read_weights", "save", "save_tensors",
+           "save_weights", "versions"]  # fmt: skip
 
 FORMAT = 1
 KEEP = 2
@@ -48,7 +49,8 @@ def save(folder: str | Path, step: int, tensors: dict[str, Tensor], record: dict
     content = packed(tensors)
     path = write_whole(folder / f"step-{step:08d}.safetensors", content)
     digest = hashlib.sha256(content).hexdigest()
-    write_json(path.with_suffix(".json"), {"format": FORMAT, "step": step, "sha256": digest, **record})
+    record = {"format": FORMAT, "step": step, "sha256": digest, **record}
+    write_json(path.with_suffix(".json"), {**record, "record": _digest(record)})
     for old in _records(folder)[KEEP:]:
         old.unlink(missing_ok=True)  # the record first: tensors without one are no checkpoint
         old.with_suffix(".safetensors").unlink(missing_ok=True)
@@ -57,6 +59,10 @@ def save(folder: str | Path, step: int, tensors: dict[str, Tensor], record: dict
         if stray.stem not in kept:
             stray.unlink(missing_ok=True)
     return path
+
+
+def _digest(record: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def _records(folder: Path) -> list[Path]:
@@ -75,8 +81,12 @@ def newest(folder: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]] | Non
             record = json.loads(path.read_text())
             if not isinstance(record, dict) or record.get("format") != FORMAT:
                 raise ValueError(f"format is not {FORMAT}")
-            if path.stem != f"step-{record.get('step', -1):08d}":
-                raise ValueError(f"the record is altered: it is of step {record.get('step')}")
+            told = record.pop("record", None)  # older ones have none
+            numbers = all(isinstance(record.get(key), int | float) for key in ("step", "seconds", "loss", "accuracy"))
+            if told != _digest(record) and not (told is None and numbers):
+                raise ValueError("the record is altered")
+            if path.stem != f"step-{record['step']:08d}":
+                raise ValueError(f"the record is altered: it is of step {record['step']}")
             content = path.with_suffix(".safetensors").read_bytes()
             if hashlib.sha256(content).hexdigest() != record.get("sha256"):
                 raise ValueError("the tensors are truncated or altered (SHA-256 differs)")
@@ -96,21 +106,40 @@ def final(folder: str | Path) -> dict[str, Tensor] | None:
     if not path.is_file():
         return None
     try:
-        with safe_open(path, "pt") as file:
-            digest = (file.metadata() or {}).get("sha256")  # older files have none
-        weights = load_file(path)
-        if digest not in (None, hashlib.sha256(packed(weights)).hexdigest()):
-            raise ValueError("the weights are altered (SHA-256 differs)")
-        return weights
-    except (SafetensorError, ValueError) as error:
-        warnings.warn(f"network refused: {path}: {error}; trying the newest checkpoint", stacklevel=2)
+        return read_weights(path)
+    except ValueError as error:
+        warnings.warn(f"network refused: {error}; trying the newest checkpoint", stacklevel=2)
         return None
 
 
-def save_final(folder: str | Path, weights: dict[str, Tensor]) -> Path:
-    """The weights of a finished run, with their SHA-256 in the file's header."""
-    about = {"sha256": hashlib.sha256(packed(weights)).hexdigest()}
-    return save_tensors(Path(folder) / "model.safetensors", weights, about)
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Weights that `save_weights` wrote; a ValueError where they are truncated or altered."""
+    try:
+        with safe_open(path, "pt") as file:
+            digest = (file.metadata() or {}).get("sha256")  # older files have none
+        weights = load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path}: {error}") from None
+    if digest not in (None, hashlib.sha256(packed(weights)).hexdigest()):
+        raise ValueError(f"{path}: the weights are altered (SHA-256 differs)")
+    return weights
+
+
+def save_weights(path: Path, weights: dict[str, Tensor]) -> Path:
+    """A network's weights, with their SHA-256 in the file's header."""
+    return save_tensors(path, weights, {"sha256": hashlib.sha256(packed(weights)).hexdigest()})
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """A run's run.json; a ValueError where it is damaged."""
+    path = folder / "run.json"
+    try:
+        about = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): expected what a run writes; choose another folder") from None
+    if not isinstance(about, dict):
+        raise ValueError(f"{path} is damaged: expected an object, not {type(about).__name__}; choose another folder")
+    return about
 
 
 def versions(device: torch.device) -> dict[str, str]:
@@ -129,7 +158,7 @@ def load(source: str | Path, *, model: nn.Module | None = None, device: torch.de
     folder = Path(source)
     if not (folder / "run.json").is_file():
         raise ValueError(f"source = {str(source)!r}: expected the folder of a run, with its run.json")
-    about = json.loads((folder / "run.json").read_text())
+    about = read_about(folder)
     if model is None:
         if about.get("model") is None:
             raise ValueError(f"{folder}: its network has a backbone of its own; pass one like it as model=")

@@ -7,6 +7,7 @@ tensors that the graph reads and writes.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -84,11 +85,11 @@ class Batches:
 class Tally:
     """Sums for the log, and the first step whose loss was not finite, all on the device until they are read."""
 
-    def __init__(self, device: torch.device, step: int):
+    def __init__(self, device: torch.device, step: int, last: float = math.nan):
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, correct, images
         self.step = torch.full((), step, dtype=torch.int64, device=device)
         self.bad = torch.full((), -1, dtype=torch.int64, device=device)
-        self.last = torch.full((), float("nan"), device=device)  # the last finite loss
+        self.last = torch.full((), last, device=device)  # the last finite loss
 
     def add(self, loss: Tensor, correct: Tensor, images: int) -> None:
         """Note a step's mean loss and how many images were right."""

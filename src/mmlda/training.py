@@ -26,7 +26,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from filelock import FileLock, Timeout
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mmlda import checkpoints
@@ -128,19 +127,35 @@ def sitting(
 
     `fit` exhausts one; `mmlda.sweeps.fit_many` takes turns with several, each on a CUDA stream of its own.
     """
-    model, recipe, out = run.model, run.recipe, run.out
+    model, out = run.model, run.out
     if isinstance(model, Classifier) and model.num_classes < data.num_classes:
         raise ValueError(f"model has {model.num_classes} classes: expected at least the {data.num_classes} of the data")
     device = _device(model, options)
     model.to(device)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if out is not None:
-        lock = _lock(out)
-        _open(run, data, device)
+    if out is None:
+        yield from _steps(run, data, options, device, report, stopped)
+        return
+    lock = _lock(out)
+    try:
+        _open(run, data, options, device)
         if (finished := checkpoints.final(out)) is not None:
             _reload(run, finished)
-            lock.release()
-            return
+        else:
+            yield from _steps(run, data, options, device, report, stopped)
+    finally:  # also for one that keeps the error, as a notebook does: the same call then goes on
+        lock.release()
+
+
+def _steps(
+    run: Run,
+    data: ImageData,
+    options: Options,
+    device: torch.device,
+    report: Report,
+    stopped: threading.Event | None,
+) -> Iterator[int]:
+    model, recipe, out = run.model, run.recipe, run.out
     model.train()
     batches = Batches(data, recipe, device)
     optimizer = make_optimizer(model, recipe, device)
@@ -149,9 +164,8 @@ def sitting(
     if out is not None:
         _resume(run, optimizer)
     step, earlier, begin = run.step, run.seconds, time.perf_counter()
-    tally = Tally(device, step)
-    amp = device.type == "cuda" if options.amp is None else options.amp
-    modes = {"eager": options.eager, "deterministic": options.deterministic, "amp": amp}
+    tally = Tally(device, step, run.loss)
+    modes = {"eager": options.eager, "deterministic": options.deterministic, "amp": _amp(options, device)}
     launch = make_step(model, batches, optimizer, tally, **modes)
     log_every = options.log_every or max(1, recipe.steps // 100)
     save_every = options.checkpoint_every or max(1, recipe.steps // 20)
@@ -179,7 +193,8 @@ def sitting(
                 what = f"weights are not finite after step {step}"
             if what:
                 kept = f"the checkpoint of step {saved} is kept in {out}" if saved >= 0 else "no checkpoint was kept"
-                raise Diverged(f"{what}; the last finite loss was {last:.6g}; {kept}")
+                before = f"the last finite loss was {last:.6g}" if math.isfinite(last) else "no loss before it was"
+                raise Diverged(f"{what}; {before}; {kept}")
             speed = (step - logged[0]) / max(now - logged[1], 1e-9)
             logged = step, now
             entry = {"step": step, "loss": loss, "accuracy": accuracy, "lr": rate, "steps_per_second": speed,
@@ -198,10 +213,8 @@ def sitting(
     run.step = step
     model.eval()
     fast_convolutions(model, False)
-    if out is not None:
-        if share()[0] == 0:
-            checkpoints.save_final(out, model.state_dict())
-        lock.release()
+    if out is not None and share()[0] == 0:
+        checkpoints.save_weights(out / "model.safetensors", model.state_dict())
 
 
 def _device(model: nn.Module, options: Options) -> torch.device:
@@ -210,6 +223,10 @@ def _device(model: nn.Module, options: Options) -> torch.device:
         return first.device if first is not None else torch.device("cpu")
     device = torch.device(options.device)
     return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
+
+
+def _amp(options: Options, device: torch.device) -> bool:
+    return device.type == "cuda" if options.amp is None else options.amp
 
 
 def _halt(stopped: threading.Event | None, due: bool, device: torch.device) -> bool:
@@ -279,12 +296,12 @@ def _lock(out: Path) -> FileLock:
     return lock
 
 
-def _open(run: Run, data: ImageData, device: torch.device) -> None:
+def _open(run: Run, data: ImageData, options: Options, device: torch.device) -> None:
     """Write run.json, or check that the one there describes this very run."""
     assert run.out is not None
-    path, about = run.out / "run.json", describe(run.model, data, run.recipe)
+    path, about = run.out / "run.json", describe(run.model, data, run.recipe) | {"amp": _amp(options, device)}
     if path.is_file():
-        there = json.loads(path.read_text())
+        there = {"amp": about["amp"], **checkpoints.read_about(run.out)}  # older ones do not say
         for part, value in about.items():
             if there.get(part) != value:
                 what = difference(part, there.get(part), value)
@@ -330,7 +347,7 @@ def _resume(run: Run, optimizer: torch.optim.Optimizer) -> None:
     assert run.out is not None
     found = checkpoints.newest(run.out)
     metrics = run.out / "metrics.jsonl"
-    text = metrics.read_text() if metrics.is_file() else ""
+    text = metrics.read_text(errors="replace") if metrics.is_file() else ""
     if found is not None:
         tensors, record = found
         run.step, run.seconds = record["step"], record["seconds"]
@@ -359,7 +376,9 @@ def _entries(text: str) -> list[dict[str, float]]:
     entries = []
     for line in text.splitlines():
         with suppress(ValueError):
-            entries.append(json.loads(line))
+            entry = json.loads(line)
+            if isinstance(entry, dict) and isinstance(entry.get("step"), int):
+                entries.append(entry)
     return entries
 
 
@@ -373,7 +392,7 @@ def _reload(run: Run, weights: dict[str, Tensor]) -> None:
     run.model.load_state_dict(weights)
     run.model.eval()
     run.step, metrics = run.recipe.steps, run.out / "metrics.jsonl"
-    run.history = _entries(metrics.read_text()) if metrics.is_file() else []
+    run.history = _entries(metrics.read_text(errors="replace")) if metrics.is_file() else []
     if run.history:
         run.loss, run.accuracy, run.seconds = (run.history[-1][name] for name in ("loss", "accuracy", "seconds"))
 
@@ -383,9 +402,9 @@ def _craft_from_the_start(run: Run, batches: Batches) -> None:
     if run.out is not None:
         path = run.out / "start.safetensors"
         if path.is_file():
-            run.model.load_state_dict(load_file(path))
+            run.model.load_state_dict(checkpoints.read_weights(path))
         elif share()[0] == 0:
-            checkpoints.save_tensors(path, run.model.state_dict())
+            checkpoints.save_weights(path, run.model.state_dict())
     craft_once(run.model, batches)
 
 
