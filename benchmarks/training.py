@@ -4,9 +4,10 @@
     python benchmarks/training.py --device cpu --out benchmarks/results/training-cpu.json
 
 On the CPU each contender has a process of its own, since how the C library keeps memory is a process's setting; they
-take turns all the same. The plain loop is what most people write: a DataLoader as it comes (and, on CUDA, once more with
-worker processes), per-image augmentation, eager float32 (with cuDNN's TF32 convolutions, torch's default), momentum SGD,
-the loss read every step. Each round runs some steps of every contender, in turn; the numbers are medians over rounds.
+take turns all the same. The plain loop is what most people write: a DataLoader as it comes (and, on CUDA, once more
+with worker processes), per-image augmentation, eager float32 (with cuDNN's TF32 convolutions, torch's default),
+momentum SGD, the loss read every step. Each round runs some steps of every contender, in turn; the numbers are
+medians over rounds.
 """
 
 from __future__ import annotations
