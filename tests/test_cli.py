@@ -75,6 +75,16 @@ def test_fine_tuning_from_a_run(run, tmp_path):
     assert recipe["adversary"]["craft"] == "once" and recipe["lr"] == 0.01
 
 
+def test_fine_tuning_goes_by_the_head_of_the_network(tmp_path):
+    for head, optimizer in (("softmax", "sgd"), ("mmlda", "adam")):
+        first, second = tmp_path / head, tmp_path / f"{head}-tuned"
+        mmlda("train", "--head", head, "--steps", 2, "--model", "width=4", "--out", first)
+        mmlda("train", "--start", first, "--steps", 2, "--out", second)
+        about = json.loads((second / "run.json").read_text())
+        assert about["model"]["head"] == head and about["recipe"]["optimizer"] == optimizer
+        mmlda("train", "--start", first, "--head", head, "--steps", 2, "--out", second)  # the same, said aloud
+
+
 @pytest.mark.parametrize(
     "words, what",
     [
@@ -110,6 +120,16 @@ def test_fine_tuning_from_a_run(run, tmp_path):
         (("train", "--set", 'adversary={"foo": 1}'), "foo = 1"),
         (("train", "--model", "depth=33", "--data", "digits"), "depth"),
         (("train", "--model", "size=33"), "size"),
+        (("train", "--model", "depth=xx"), "depth = 'xx': expected int"),
+        (("train", "--model", "width=xx", "--data", "digits"), "width = 'xx': expected int"),
+        (("train", "--model", "batch_norm=no", "--data", "digits"), "batch_norm = 'no': expected bool"),
+        (("train", "--model", "mean=null", "--data", "digits"), "model = mean=null"),
+        (("train", "--model", "channels=3", "--data", "digits"), "images of 1 x 8 x 8"),
+        (("train", "--model", "num_classes=5", "--data", "digits"), "10 classes: expected 5"),
+        (("train", "--start", "cifar10-sr", "--recipe", "cifar10-sat", "--data", "digits"), "images of 1 x 8 x 8"),
+        (("train", "--start", "cifar10-sr", "--head", "mmlda"), "head = 'mmlda': expected 'softmax'"),
+        (("train", "--start", "cifar10-mmlda", "--head", "softmax"), "head = 'softmax': expected 'mmlda'"),
+        (("train", "--start", "cifar10-sr", "--model", "width=8"), "model = width=8"),
         (("reproduce", "--verify", "OUT", "--n", "0"), "no file is there"),
         (("reproduce",), "name is missing"),
         (("reproduce", "table9"), "name = 'table9'"),

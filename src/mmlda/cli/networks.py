@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import typing
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from mmlda.cli.options import Data, Device, Json, Root, app, checked, pick, settings
+from mmlda.cli.options import Data, Device, Json, Root, app, checked, fits, pick, settings, typed
 
 
 @app.command(epilog="Example: mmlda demo --open")
@@ -54,7 +55,7 @@ def models(as_json: Json = False) -> None:
 @app.command(epilog="Example: mmlda train --data digits --head mmlda --out runs/digits")
 def train(
     data: Data = "digits",
-    head: Annotated[str, typer.Option(help="mmlda or softmax.")] = "mmlda",
+    head: Annotated[str | None, typer.Option(help="mmlda (the default) or softmax; with --start, as it is.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for checkpoints and the network; goes on where it stopped.")] = Path(
         "runs/network"
     ),
@@ -85,6 +86,15 @@ def train(
             place = f"cuda:{os.environ['LOCAL_RANK']}"
             torch.cuda.set_device(place)
         dist.init_process_group("nccl" if place.startswith("cuda") else "gloo")
+    net = None if start is None else mmlda.load(start)
+    if net is not None:
+        own = "softmax" if isinstance(net.head, mmlda.SoftmaxHead) else "mmlda"
+        if head not in (None, own):
+            raise ValueError(f"head = {head!r}: expected {own!r}, the head of --start {start}, or no --head")
+        if model:
+            raise ValueError(f"model = {' '.join(model)}: expected none with --start, whose network is as it is")
+        head = own
+    head = head or "mmlda"
     known = data if f"{data}-sr" in RECIPES else "mnist"
     name = recipe or f"{known}-{'mmlda' if head == 'mmlda' else 'sr'}"
     if name not in RECIPES:
@@ -96,13 +106,14 @@ def train(
     changes = checked(Recipe, changes, "the recipe")
     chosen = dataclasses.replace(chosen, **{"seed": seed, **changes})
     train_set, test_set = mmlda.data.load(data, root)
-    if start is not None:
-        net = mmlda.load(start)
-    else:
+    if net is None:
         size = {"num_classes": train_set.num_classes, "channels": train_set.shape[0]}
-        net = mmlda.models.build(
-            {**network(head, data), **size, **settings(model or [], "--model")}, seed=chosen.seed
-        )
+        config = {**network(head, data), **size, **_network_settings(model or [])}
+        try:
+            net = mmlda.models.build(config, seed=chosen.seed)
+        except (TypeError, RuntimeError) as error:
+            raise ValueError(f"model = {' '.join(model or [])}: {str(error).splitlines()[0]}") from None
+    fits(net.to(place).eval(), train_set, place)
     options: dict[str, Any] = {"eager": eager, "deterministic": deterministic, "amp": amp, "tensorboard": tensorboard}
     run = mmlda.fit(net, train_set, chosen, out=out, device=place, **options)
     if not dist.is_initialized() or dist.get_rank() == 0:
@@ -116,3 +127,16 @@ def train(
     if dist.is_initialized():
         dist.barrier()  # nobody leaves while another still needs its answers
         dist.destroy_process_group()
+
+
+def _network_settings(pairs: list[str]) -> dict[str, Any]:
+    """What --model says, each value of the type that the network's parts name for it where that is a plain one."""
+    from mmlda import MaxMahalanobisHead
+    from mmlda.models import ConvNet, ResNet
+
+    hints: dict[str, Any] = {}
+    for kind in (ConvNet, ResNet, MaxMahalanobisHead):
+        hints |= typing.get_type_hints(kind.__init__)
+    values = settings(pairs, "--model")
+    typed({key: hint for key, hint in hints.items() if hint in (int, float, bool)}, values)
+    return values

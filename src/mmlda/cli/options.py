@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mmlda.data import ImageData
 
 __all__ = ["ATTACKS", "Data", "Device", "Json", "Model", "Root", "app", "checked", "fits", "make_attack", "pick",
-           "settings"]  # fmt: skip
+           "settings", "typed"]  # fmt: skip
 
 app = typer.Typer(
     help="Max-Mahalanobis LDA networks: train them, attack them, and see whether the robustness is real.",
@@ -88,7 +88,8 @@ def fits(model: nn.Module, data: ImageData, device: str) -> None:
             z = model(data.pixels(slice(1)).to(device))
     except RuntimeError as error:
         what = f"images of {' x '.join(map(str, data.shape))}"
-        raise ValueError(f"data = {data.name!r} has {what}: expected ones this network takes ({error})") from None
+        why = str(error).splitlines()[0]
+        raise ValueError(f"data = {data.name!r} has {what}: expected ones this network takes ({why})") from None
     if z.ndim != 2 or z.shape[1] != data.num_classes:
         raise ValueError(f"data = {data.name!r} has {data.num_classes} classes: expected {z.shape[-1]}, the network's")
 
@@ -101,11 +102,16 @@ def checked(kind: type, values: dict[str, Any], what: str) -> dict[str, Any]:
     for key, value in values.items():
         if key not in fields:
             raise ValueError(f"{key} = {value!r}: expected a setting of {what}: {', '.join(fields)}")
-        if not _is_a(value, fields[key]):
-            hint = fields[key]
+    typed(fields, values)
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+
+
+def typed(hints: dict[str, Any], values: dict[str, Any]) -> None:
+    """A ValueError names a value that is none of its type; what has no type is left to others."""
+    for key, value in values.items():
+        if key in hints and not _is_a(value, hint := hints[key]):
             wanted = hint.__name__ if hint in (int, float, str, bool) else str(hint).replace("collections.abc.", "")
             raise ValueError(f"{key} = {value!r}: expected {wanted}")
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
 
 
 def _is_a(value: Any, hint: Any) -> bool:
