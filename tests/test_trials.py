@@ -102,6 +102,8 @@ def test_floor_division_ends_in_a_verdict_and_is_rounding(test, plain, kind):
     result = audit(Behind(plain, before=DIVISIONS[kind]), test, **SMALL)
     assert result.value == "masked" and result.numbers["zero_gradient"] == 100, lines(result)
     assert result.series["kinds"] == ["rounding"] and evidence(result)["rounding"]["passed"] is False
+    word = {"//": "//", "in place": "floor_divide_"}.get(kind, kind)
+    assert f"steps without a gradient ({word})." in result.what
     by = {row["name"]: row["accuracy"] for row in result.series["accuracies"] if row["eps"] == SMALL["eps"]}
     assert by["BIM, margin, straight-through"] < 10 and by["FGSM, cross-entropy"] > 90
 

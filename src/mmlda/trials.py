@@ -120,7 +120,7 @@ class StraightThrough(TorchFunctionMode):
 
     steps = ("round", "floor", "ceil", "trunc", "fix", "sign", "sgn", "detach")
     casts = ("to", "type", "byte", "char", "short", "int", "long")
-    divisions = ("floor_divide", "__floordiv__", "div", "divide")  # the latter two with a rounding_mode
+    divisions = ("//", "floor_divide", "div", "divide")  # the latter two with a rounding_mode
 
     def __init__(self, without: str = "") -> None:
         super().__init__()
@@ -129,7 +129,8 @@ class StraightThrough(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         word, kwargs = getattr(func, "__name__", ""), kwargs or {}
-        base = word if word.startswith("_") else word.rstrip("_")  # round_ works in place
+        word = "//" if word == "__floordiv__" else word
+        base = word.rstrip("_")  # round_ works in place
         x = args[0] if args else None
         exact = base in self.divisions[2:] and kwargs.get("rounding_mode") is None
         known = base in self.steps + self.casts + self.divisions and not exact
