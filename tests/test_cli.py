@@ -75,6 +75,11 @@ def test_fine_tuning_from_a_run(run, tmp_path):
     assert recipe["adversary"]["craft"] == "once" and recipe["lr"] == 0.01
 
 
+def test_a_network_may_have_classes_to_spare(tmp_path):
+    done = mmlda("train", "--model", "num_classes=12", "--model", "width=4", "--steps", 2, "--out", tmp_path / "run")
+    assert "after 2 steps" in done.stdout
+
+
 def test_fine_tuning_goes_by_the_head_of_the_network(tmp_path):
     for head, optimizer in (("softmax", "sgd"), ("mmlda", "adam")):
         first, second = tmp_path / head, tmp_path / f"{head}-tuned"

@@ -113,7 +113,7 @@ def train(
             net = mmlda.models.build(config, seed=chosen.seed)
         except (TypeError, RuntimeError) as error:
             raise ValueError(f"model = {' '.join(model or [])}: {str(error).splitlines()[0]}") from None
-    fits(net.to(place).eval(), train_set, place)
+    fits(net.to(place).eval(), train_set, place, spare=True)
     options: dict[str, Any] = {"eager": eager, "deterministic": deterministic, "amp": amp, "tensorboard": tensorboard}
     run = mmlda.fit(net, train_set, chosen, out=out, device=place, **options)
     if not dist.is_initialized() or dist.get_rank() == 0:
