@@ -90,7 +90,7 @@ def fits(model: nn.Module, data: ImageData, device: str, *, spare: bool = False)
         what = f"images of {' x '.join(map(str, data.shape))}"
         why = str(error).splitlines()[0]
         raise ValueError(f"data = {data.name!r} has {what}: expected ones this network takes ({why})") from None
-    if z.ndim != 2 or z.shape[1] != data.num_classes and not (spare and z.shape[1] > data.num_classes):
+    if z.ndim != 2 or (z.shape[1] != data.num_classes and not (spare and z.shape[1] > data.num_classes)):
         raise ValueError(f"data = {data.name!r} has {data.num_classes} classes: expected {z.shape[-1]}, the network's")
 
 
