@@ -92,8 +92,10 @@ class Surface:
                 raise ValueError("model: its output does not depend on x in a way torch can differentiate")
             (g,) = torch.autograd.grad(value.sum(), x)
         # A square root at a pixel of 0 has an infinite gradient, and 0 times that is NaN: neither may reach the images.
-        far = torch.finfo(g.dtype).max ** 0.4  # its square is a number still
-        return value.detach(), None if z is None else z.detach(), torch.nan_to_num(g, nan=0.0, posinf=far, neginf=-far)
+        if g.is_cuda or not bool(g.sum().isfinite()):  # to look is cheaper than to replace, and on CUDA it is not
+            far = torch.finfo(g.dtype).max ** 0.4  # its square is a number still
+            g = torch.nan_to_num(g, nan=0.0, posinf=far, neginf=-far)
+        return value.detach(), None if z is None else z.detach(), g
 
     def step(self, key: object, step: Step, *inputs: Tensor) -> tuple[Tensor, ...]:
         """`step(*inputs)`; on CUDA as a graph, captured once a call for each `key` and shape.
