@@ -1,6 +1,8 @@
 """compiled(): the same network to an attack, a copy to its owner; and what rounding on CUDA may not do to C&W."""
 
 import copy
+import subprocess
+import sys
 
 import attack_models
 import pytest
@@ -44,6 +46,22 @@ def test_the_model_stays_as_it_was():
         for p in model.parameters():
             p.zero_()
     assert torch.equal(fast(x), logits)  # the copy has the weights of when it was made
+
+
+def test_compiling_leaves_the_checks_of_distributions_on():
+    code = """
+import torch
+from mmlda.attacks import compiled
+from mmlda import MaxMahalanobisDistribution
+model = compiled(torch.nn.Linear(4, 3), backend="eager")
+model(torch.zeros(2, 4))
+try:
+    MaxMahalanobisDistribution(num_classes=3, dim=4, C=-2.0)
+except ValueError:
+    print("checked")
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.stdout.strip() == "checked", run.stderr
 
 
 def test_a_function_has_no_copy():

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from mmlda.attacks.gradient import ascend, random_start
 from mmlda.attacks.memory import keep_memory
 from mmlda.attacks.noise import Noise
+from mmlda.attacks.replay import compile_quietly
 from mmlda.data import ImageData, augment, draw_augmentation
 from mmlda.models import fast_convolutions
 from mmlda.recipes import Adversary, Recipe
@@ -264,8 +265,7 @@ def make_step(
             objective, device_ids=[device.index] if cuda else None
         )
     elif capture and not deterministic:
-        objective, take = torch.compile(objective, dynamic=False), torch.compile(take, dynamic=False)
-        attacked = torch.compile(model, dynamic=False)  # type: ignore[assignment]
+        objective, take, attacked = (compile_quietly(one, dynamic=False) for one in (objective, take, model))
 
     def step() -> None:
         losses, correct, images = [], [], 0

@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution
 
-__all__ = ["Replay", "compiled", "replay"]
+__all__ = ["Replay", "compile_quietly", "compiled", "replay"]
 
 Step = Callable[..., tuple[Tensor, ...]]
 
@@ -87,11 +88,20 @@ def replay(
     return Replay(step, inputs, stream, pool)
 
 
+def compile_quietly(what: Any, **options: Any) -> Any:
+    """`torch.compile` without its side effect: it turns the checks of all torch.distributions off, for good."""
+    checks = Distribution._validate_args
+    try:
+        return torch.compile(what, **options)
+    finally:
+        Distribution.set_default_validate_args(checks)
+
+
 class _Compiled(nn.Module):
     def __init__(self, model: nn.Module, backend: str) -> None:
         super().__init__()
         self.model = model
-        self._program = torch.compile(model, backend=backend)
+        self._program = compile_quietly(model, backend=backend)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() == 4:
