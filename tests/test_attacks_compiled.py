@@ -56,7 +56,7 @@ from mmlda import MaxMahalanobisDistribution
 model = compiled(torch.nn.Linear(4, 3), backend="eager")
 model(torch.zeros(2, 4))
 try:
-    MaxMahalanobisDistribution(num_classes=3, dim=4, C=-2.0)
+    MaxMahalanobisDistribution(num_classes=3, dim=4, priors=[1.0, 1.0, 1.0])
 except ValueError:
     print("checked")
 """
