@@ -238,19 +238,19 @@ class CarliniWagner(Attack):
         """The best points and their labels, all in one batch of the images' size.
 
         A point was found in a batch of another size, and with other kernels, whose rounding differs. One that this
-        batch does not see across goes on along its line from the image until it is, in small steps; none that was
-        found is lost.
+        batch does not see across goes on along its line from the image until it is, in small steps.
         """
-        found, share = best_sq < torch.inf, _FURTHER
-        for _ in range(8):  # to half of the distance at the most
-            z = surface.replayed_logits(best)
-            short = found & (best_sq > 0) & ~self._across(z, label, aimed, x)
+        found, share = (best_sq > 0) & (best_sq < torch.inf), _FURTHER
+        z = surface.replayed_logits(best)
+        for _ in range(8):  # by three fifths of the distance at the most
+            short = found & ~self._across(z, label, aimed, x)
             if not bool(short.any()):
                 break
             further = (x + (best - x) * (1 + share)).clamp(*self.bounds)
             best = torch.where(tall(short, x), further, best)
             share *= 2
-        return best, surface.replayed_logits(best).argmax(1)
+            z = surface.replayed_logits(best)
+        return best, z.argmax(1)
 
     def _step(self, surface: Surface, aimed: bool) -> Callable[..., tuple[Tensor, ...]]:
         """One iteration: forward, backward, the best so far, Adam."""

@@ -14,8 +14,8 @@ __all__ = ["keep_memory"]
 def keep_memory() -> None:
     """Have freed memory stay with this process, for the next step to use; done once, for the whole process.
 
-    glibc gives large blocks back to the system, so that a step on the CPU spends a quarter to half of its time on
-    having the same pages mapped and cleared again. Nothing happens where the C library has no such setting, where the
+    glibc gives large blocks back to the system, so that a step on the CPU spends a good part of its time on having the
+    same pages mapped and cleared again. Nothing happens where the C library has no such setting, where the
     environment sets memory up already (MALLOC_..., GLIBC_TUNABLES, LD_PRELOAD), or with MMLDA_KEEP_MEMORY=0.
     """
     ours = os.environ.get("MMLDA_KEEP_MEMORY", "1") != "0"
