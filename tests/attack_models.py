@@ -6,6 +6,7 @@ all negative), and is trained on clean images or on PGD's. Nothing here uses the
 
 from __future__ import annotations
 
+import copy
 import functools
 
 import torch
@@ -98,3 +99,28 @@ def images(n: int, classes: int = 10, size: int = 8) -> tuple[Tensor, Tensor]:
     _, _, x, y = digits()
     keep = y < classes
     return enlarged(x[keep][:n].clone(), size), y[keep][:n].clone()
+
+
+class Behind(nn.Module):
+    """A network behind something."""
+
+    def __init__(self, inner, before=lambda x: x, after=lambda z: z):
+        super().__init__()
+        self.inner, self.before, self.after = inner, before, after
+
+    def forward(self, x):
+        return self.after(self.inner(self.before(x)))
+
+
+def classifier():
+    """A small `Classifier` trained on the digits, a copy for each caller."""
+    return copy.deepcopy(_classifier())
+
+
+@functools.cache
+def _classifier():
+    import mmlda
+
+    model = mmlda.models.build({"backbone": "conv_net", "width": 8, "head": "softmax"}, seed=0)
+    mmlda.fit(model, mmlda.data.load("digits")[0], mmlda.Recipe(steps=150, optimizer="adam", lr=5e-3), show=False)
+    return model

@@ -126,10 +126,9 @@ def test_a_capture_has_the_memory_that_the_allocator_keeps():
     x = torch.rand(2000, 3, 32, 32, device="cuda")
     y = torch.zeros(2000, dtype=torch.int64, device="cuda")
     torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info()
-    rest = max(total // 4, 8 << 30)  # enough for the steps one by one, not for their capture too
-    kept = torch.empty(free - rest, dtype=torch.uint8, device="cuda")
+    free, _ = torch.cuda.mem_get_info()
+    rest = 12 << 30  # enough for one call's graphs, and not for those of a second beside them
+    kept = torch.empty(max(0, free - rest), dtype=torch.uint8, device="cuda")
     del kept
-    for _ in range(3):
-        BIM(eps=0.02, steps=2)(model, x, y)
-    assert torch.cuda.memory_reserved() < total
+    for _ in range(4):
+        assert BIM(eps=0.02, steps=2)(model, x, y).success.any()

@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch
+from attack_models import classifier
 from torch import nn
 
 import mmlda
@@ -23,10 +24,8 @@ def digits():
 
 
 @pytest.fixture(scope="module")
-def model(digits):
-    model = build({"backbone": "conv_net", "width": 8, "head": "softmax"}, seed=0)
-    mmlda.fit(model, digits[0], mmlda.Recipe(steps=150, optimizer="adam", lr=5e-3), show=False)
-    return model
+def model():
+    return classifier()
 
 
 def test_accuracy_by_class_on_a_biased_set(model, digits):

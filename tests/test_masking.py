@@ -13,10 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from attack_models import Behind
 from torch import nn
 
 import mmlda
-from mmlda import masking, report, trials
+from mmlda import masking, report, trials, views
 from mmlda.attacks import APGD
 from mmlda.data import ImageData
 from mmlda.masking import audit, lines, picture
@@ -54,17 +55,6 @@ def other(digits):
 def robust(digits):
     adversary = Adversary(attack="pgd", eps=0.15, steps=4, step=0.4, random_start=True, share=1.0)
     return trained(digits, "softmax", seed=2, adversary=adversary)
-
-
-class Behind(nn.Module):
-    """A network behind something."""
-
-    def __init__(self, inner, before=lambda x: x, after=lambda z: z):
-        super().__init__()
-        self.inner, self.before, self.after = inner, before, after
-
-    def forward(self, x):
-        return self.after(self.inner(self.before(x)))
 
 
 class Jitter(nn.Module):
@@ -469,12 +459,12 @@ def test_straight_through_has_the_identitys_gradient():
     for step in (torch.round, torch.Tensor.floor, lambda v: (v * 1).round_(), lambda v: v.byte(), torch.Tensor.detach,
                  lambda v: v.to(torch.int64), torch.sign):  # fmt: skip
         v = x.clone().requires_grad_(True)
-        with trials.StraightThrough() as mode:
+        with views.StraightThrough() as mode:
             out = step(v)
         assert mode.found and torch.equal(out.detach(), step(x).float())
         (g,) = torch.autograd.grad(out.sum(), v)
         assert torch.equal(g, torch.ones_like(x))
-    with trials.StraightThrough() as mode:
+    with views.StraightThrough() as mode:
         x.clone().requires_grad_(True).double().float().exp()
         x.round()  # not on the way from the image
     assert not mode.found
@@ -484,14 +474,14 @@ def test_the_feature_loss_is_the_distance_to_the_nearest_other_mean(digits, plai
     x, y = digits[1].pixels(slice(50)), digits[1].labels[:50]
     for model in (plain, other):
         z = model.features(x).detach()
-        loss = trials.feature_loss(model, x, y)(model, x, y).detach()
+        loss = views.feature_loss(model, x, y)(model, x, y).detach()
         for i in range(50):
             mean = {k: other.head.means[k] if model is other else z[y == k].mean(0) for k in range(10)}
             expected = -min(float((z[i] - mean[k]).square().sum()) for k in range(10) if k != int(y[i]))
             assert float(loss[i]) == pytest.approx(expected, rel=1e-4)
-        attacked = APGD(eps=EPS, steps=20, loss=trials.feature_loss(model, x, y))(model, x, y)
+        attacked = APGD(eps=EPS, steps=20, loss=views.feature_loss(model, x, y))(model, x, y)
         assert (attacked.prediction == y).float().mean() < 0.3
-    assert trials.feature_loss(nn.Linear(2, 2), x, y) is None
+    assert views.feature_loss(nn.Linear(2, 2), x, y) is None
 
 
 def test_bad_input(digits, plain):

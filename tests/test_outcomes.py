@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from attack_models import classifier
 from safetensors.torch import load, load_file
 from torch import nn
 
@@ -23,10 +24,8 @@ def digits():
 
 
 @pytest.fixture(scope="module")
-def model(digits):
-    model = build({"backbone": "conv_net", "width": 8, "head": "softmax"}, seed=0)
-    mmlda.fit(model, digits[0], mmlda.Recipe(steps=150, optimizer="adam", lr=5e-3), show=False)
-    return model
+def model():
+    return classifier()
 
 
 class Counting(nn.Module):

@@ -8,23 +8,15 @@ import random
 import numpy as np
 import pytest
 import torch
+from attack_models import Behind
 from torch import nn
 
 import mmlda
-from mmlda import trials
+from mmlda import trials, views
 from mmlda.attacks import surface
 from mmlda.masking import audit, lines
 
 SMALL = {"eps": 0.3, "n": 60, "steps": 6, "queries": 20, "passes": 4, "show": False}
-
-
-class Behind(nn.Module):
-    def __init__(self, inner, before=lambda x: x, after=lambda z: z):
-        super().__init__()
-        self.inner, self.before, self.after = inner, before, after
-
-    def forward(self, x):
-        return self.after(self.inner(self.before(x)))
 
 
 @pytest.fixture(scope="module")
@@ -111,10 +103,10 @@ def test_floor_division_ends_in_a_verdict_and_is_rounding(test, plain, kind):
 def test_a_derivative_that_is_missing_is_0_and_the_others_are_kept(test, plain):
     half = Behind(plain, before=lambda x: 0.5 * x + 0.5 * (x // 0.0625) * 0.0625)
     x = test.pixels(slice(3)).requires_grad_(True)
-    model = trials.derivable(half, x[:1])
+    model = views.derivable(half, x[:1])
     (g,) = torch.autograd.grad(model(x)[:, 0].sum(), x)
     assert torch.allclose(g.flatten(1), 0.5 * plain[1].weight[0].expand(3, -1)) and torch.equal(model(x), half(x))
-    assert trials.derivable(plain, x[:1]) is plain
+    assert views.derivable(plain, x[:1]) is plain
     result = audit(plain, test, surrogate=half, **SMALL)
     assert [row["accuracy"] < 50 for row in result.series["accuracies"] if row["name"].startswith("transfer")] == [True]
 
@@ -217,7 +209,7 @@ def test_randomness_that_fires_rarely_is_seen(test, plain, seed):
         return z + torch.randn_like(z) if torch.rand(()) < 0.05 else z
 
     x, y = test.pixels(slice(60)), test.labels[:60]
-    with trials.undisturbed(torch.device("cpu"), seed):
+    with views.undisturbed(torch.device("cpu"), seed):
         assert trials.Case(Behind(plain, after=sometimes).eval(), x, y, 0.3, 128, 4).random
         state, other = torch.get_rng_state(), random.getstate()
         assert not trials.Case(plain, x, y, 0.3, 128, 4).random

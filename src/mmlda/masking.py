@@ -25,7 +25,8 @@ from mmlda.data import ImageData
 from mmlda.files import write_whole
 from mmlda.head import MaxMahalanobisHead, SoftmaxHead
 from mmlda.results import Result, code_version, wilson
-from mmlda.trials import Attacked, Case, copied, derivable, run_all, undisturbed, with_gradient
+from mmlda.trials import Attacked, Case, run_all
+from mmlda.views import copied, derivable, undisturbed, with_gradient
 
 __all__ = ["audit", "lines", "picture"]
 
