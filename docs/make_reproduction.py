@@ -282,6 +282,8 @@ def wanted() -> list[tuple[str, str, list[dict[str, Any]]]]:
             {"data": d, "model": m, "seed": s} for d in both for m in PLAIN for s in SEEDS]),
         ("Table 1, SR with Adam, three seeds", "table1", [
             {"data": d, "model": "SR (Adam)", "seed": s} for d in both for s in SEEDS]),
+        ("Table 1, MM-LDA with Adam as the paper names it, three seeds", "table1", [
+            {"data": "cifar10", "model": "MM-LDA (Adam)", "seed": s} for s in SEEDS]),
         ("Table 2, SR and MM-LDA under FGSM, BIM and ILCM", "table2", [
             {"data": d, "model": m, "attack": k, "eps": e}
             for d in both for m in PLAIN for k in GRADIENT for e in numbers.EPS]),

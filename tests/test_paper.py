@@ -23,6 +23,7 @@ from mmlda.paper.figures import semantic
 from mmlda.paper.setup import networks, tuned
 from mmlda.paper.suspects import VARIANTS, VIEWS, clipped, verdict
 from mmlda.paper.tables import difference, ratio_interval, robust
+from mmlda.recipes import RECIPES
 from mmlda.results import Result, difference_interval, load_all
 from mmlda.verification import verify
 
@@ -444,3 +445,10 @@ def test_a_job_in_hand_is_waited_for(tmp_path, capsys):
     assert taken.wait(30)
     thread.join()
     assert "job: waiting for another process" in capsys.readouterr().err
+
+
+def test_the_papers_own_recipe_of_mmlda_is_a_row_of_table_1_on_cifar10():
+    setup = paper.Setup(data="cifar10", seeds=(2,))
+    ours, theirs = (setup.recipe(row, 2) for row in ("MM-LDA", "MM-LDA (Adam)"))
+    assert ours.optimizer == theirs.optimizer == "adam" and ours.decoupled and not theirs.decoupled
+    assert theirs == dataclasses.replace(RECIPES["cifar10-mmlda-adam"], seed=2)

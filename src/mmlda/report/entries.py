@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 DATA = {"digits": "digits", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
-MODELS = ("SR", "SR (Adam)", "SR + SAT", "SR + HAT", "MM-LDA", "MM-LDA, true priors")
+MODELS = ("SR", "SR (Adam)", "SR + SAT", "SR + HAT", "MM-LDA", "MM-LDA (Adam)", "MM-LDA, true priors")
 ATTACKS = ("", "FGSM", "BIM", "ILCM", "JSMA")
 
 
