@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from from_results import MISSING, at, images, link, markdown, notes, value
 
 from mmlda.paper import numbers
+from mmlda.paper.setup import plain_rows
 from mmlda.paper.suspects import ATTACKS as SUSPECT_ATTACKS
 from mmlda.paper.suspects import VARIANTS
 from mmlda.paper.tables import JSMA, RGB_EPS
@@ -48,9 +49,8 @@ def table1(entries: list[Entry]) -> str:
     """Test errors."""
     rows = []
     for data in numbers.DATASETS:
-        for row in ("SR", "MM-LDA", "SR (Adam)", *(["MM-LDA (Adam)"] if data == "cifar10" else [])):
-            paper = numbers.TABLE1.get((data, "MM-LDA" if row == "MM-LDA (Adam)" else row))
-            group = at(entries, "table1", data=data, model=row)
+        for row in (*plain_rows(data), "SR (Adam)"):
+            group, paper = at(entries, "table1", data=data, model=row), numbers.TABLE1.get((data, row))
             mean = ours(group).sort if group else None
             apart = fixed(mean - paper, 2, sign=True) if isinstance(mean, float) and paper is not None else "–"
             rows.append([DATA[data], row, value(group), fixed(paper, 2), apart, images(group)])
@@ -69,13 +69,13 @@ def table2(entries: list[Entry]) -> str:
     for data in numbers.DATASETS:
         n = many(e for e in at(entries, "table2", data=data) if e.at("attack") in GRADIENT)
         rows = [[f"{eps:g}", row, *(cell(data, row, kind, eps) for kind in GRADIENT)]
-                for eps in numbers.EPS for row in numbers.ROWS]  # fmt: skip
+                for eps in numbers.EPS for row in dict.fromkeys((*numbers.ROWS, *plain_rows(data)))]  # fmt: skip
         text += f"{DATA[data]}, accuracy in %, ours / paper{n}:\n\n"
         text += markdown(("eps", "network", *GRADIENT), rows) + "\n"
     rows = []
     for data in numbers.DATASETS:
         for eps in numbers.EPS:
-            for row in PLAIN:
+            for row in plain_rows(data):
                 found = [at(entries, "table2", data=data, model=row, attack="JSMA", eps=eps, surface=s, target=t)
                          for s, t in JSMA]  # fmt: skip
                 paper = fixed(numbers.table2(data, row, "JSMA", eps))
@@ -108,9 +108,9 @@ def worst(entries: list[Entry]) -> str:
         here = at(entries, "worst", data=data)
         sizes = sorted({*worst_eps(data), *(e.eps for e in here if e.eps is not None)})
         rows = []
-        for row in (*PLAIN, *(f"{row} ({kind})" for row in TUNED for kind in GRADIENT)):
+        for row in (*plain_rows(data), *(f"{row} ({kind})" for row in TUNED for kind in GRADIENT)):
             cells = [at(here, "worst", model=row, eps=eps) for eps in sizes]
-            asked = [row in PLAIN or eps in numbers.EPS for eps in sizes]
+            asked = [row in plain_rows(data) or eps in numbers.EPS for eps in sizes]
             rows.append([row, *(value(cell) if cell or wanted else "–" for cell, wanted in zip(cells, asked))])
         shown = [f"{round(255 * eps)}/255" if eps in RGB_EPS else f"{eps:g}" for eps in sizes]
         text += f"{DATA[data]}, accuracy in % at each eps{many(here)}:\n\n"
@@ -124,7 +124,7 @@ def audits(entries: list[Entry]) -> str:
     rows = []
     for data in numbers.DATASETS:
         named = [e.model for e in of_kind(entries, "audit") if e.at("data") == data]
-        for row in dict.fromkeys((*PLAIN, *named)):
+        for row in dict.fromkeys((*plain_rows(data), *named)):
             group = at(entries, "audit", data=data, model=row)
             for e in group:
                 more = [mean_number([e], name, 1).text for name in extra]

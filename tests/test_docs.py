@@ -245,7 +245,7 @@ def test_the_rules_of_the_verdicts_are_those_of_the_code():
     shown = dict(re.findall(r"^\| (\w+) \| (.*) \|$", text.split("## The rules of the verdicts")[1], re.M))
     shown.pop("claim", None)
     shown.pop("message", None)
-    assert shown == rules and len(rules) == 11
+    assert shown == rules and len(rules) == 12
 
 
 def test_every_part_of_the_paper_is_described():

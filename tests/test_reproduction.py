@@ -124,7 +124,7 @@ def test_several_seeds_are_a_mean_and_a_deviation(page, tmp_path):
         save(tmp_path, "table1", error, data="cifar10", model="MM-LDA", seed=seed)
     save(tmp_path, "table1", 7.2, data="cifar10", model="SR")
     made = page.parts(tmp_path)
-    line = row(made["table1"], "CIFAR-10", "MM-LDA")
+    line = row(made["table1"], "CIFAR-10", "| MM-LDA |")
     assert "8.00 ± 1.00, 3 runs" in line and "| 8.04 | −0.04 |" in line
     assert all(f"[seed {seed}](../results/table1-cifar10-MM-LDA-{seed}.json)" in line for seed in range(3))
     low, high = (100 * end for end in wilson(72, 1000))

@@ -97,8 +97,8 @@ def verify(
     """Count a result's number again from the outcomes beside it, and recompute `n` of these, drawn at random.
 
     `seed` says which; without one they are others every time, so that nobody can know which outcomes must be true. The
-    network is the one that ships under the name in the result, or the one in `networks/` beside it, or `network`:
-    whichever it is, its weights' hash must be the result's, and so must the data's. What the result says of itself
+    network is the one that ships with these weights, or the one in `networks/` beside it, or `network`: whichever it
+    is, its weights' hash must be the result's, and so must the data's. What the result says of itself
     (its place in the table, its interval) must fit the attack, the network and the outcomes.
     """
     path = Path(path)
@@ -200,6 +200,8 @@ def _share(flags: Tensor) -> float:
 def _network(result: Result, folder: Path, given: str | Path | None) -> nn.Module:
     assert result.network is not None
     name = str(given if given is not None else result.network["name"])
+    if given is None and name not in zoo.names():  # one that ships may have had another name where it was made
+        name = next((ships for ships in zoo.names() if _digest(zoo.load(ships)) == result.network["sha256"]), name)
     kept = folder / "networks" / name
     if given is None and name not in zoo.names() and kept.with_name(kept.name + ".safetensors").is_file():
         config = json.loads(kept.with_name(kept.name + ".json").read_text())["model"]
@@ -209,11 +211,15 @@ def _network(result: Result, folder: Path, given: str | Path | None) -> nn.Modul
         model = zoo.load(kept)  # a run's folder, or a ValueError that says what was expected
     else:
         model = zoo.load(name)
-    digest = hashlib.sha256(packed(model.state_dict())).hexdigest()
+    digest = _digest(model)
     if digest != result.network["sha256"]:
         raise ValueError(f"network {name!r} has other weights (SHA-256 {digest[:12]}...) than the one of {result.name} "
                          f"({str(result.network['sha256'])[:12]}...)")  # fmt: skip
     return model
+
+
+def _digest(model: nn.Module) -> str:
+    return hashlib.sha256(packed(model.state_dict())).hexdigest()
 
 
 def _data(result: Result, root: str | Path | None) -> ImageData:

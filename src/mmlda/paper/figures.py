@@ -27,7 +27,7 @@ from mmlda.recipes import network
 from mmlda.results import Result, wilson
 from mmlda.sweeps import Job, fold_jobs
 
-__all__ = ["fig2", "fig3", "fig4", "fig5", "semantic", "theory_figure"]
+__all__ = ["fig2", "fig3", "fig4", "fig5", "latent", "semantic", "theory_figure"]
 
 
 def fig2(setup: Setup, n: int = 1000) -> list[Result]:
@@ -87,6 +87,47 @@ def _latent(setup: Setup, net: Net, part: ImageData) -> Result:
         **net.about(),
         **about,
     ).save(setup.out)
+
+
+def latent(setup: Setup) -> list[Result]:
+    """How far the latent features of MM-LDA's test images are from the distribution that the theorems assume."""
+    test = setup.sets()[1]
+    results = []
+    for net in networks(setup, ("MM-LDA",)):
+        name = f"latent-{setup.data}-{slug(net.row)}-{net.seed}"
+        about = traced(net.model, test, torch.device(setup.device), net.name)
+        there = kept(setup.out / f"{name}.json", about["network"]["sha256"], len(test))
+        if there is None:
+            begin = time.perf_counter()
+            z = features(net, test.pixels(), setup.device)
+            fit = dataclasses.asdict(net.model.head.cpu().latent_fit(z, test.labels.cpu()))  # type: ignore[operator]
+            net.model.to(setup.device)
+            there = Result(
+                name=name,
+                kind="latent",
+                what=f"mean of ||z - mu_y||^2 over the test images of {setup.data}, {net.row}",
+                cell={"data": setup.data, "model": net.row, "seed": net.seed},
+                value=fit["squared_distance"],
+                note=setup.note(),
+                n=fit.pop("samples"),
+                seed=net.seed,
+                seconds=time.perf_counter() - begin,
+                numbers=fit,
+                **net.about(),
+                **about,
+            ).save(setup.out)
+        results.append(there)
+    found = [(float(r.numbers[key] or 0), float(r.numbers[f"{key}_expected"] or 1))
+             for r in results for key in ("squared_distance", "variance", "mean_offset")]  # fmt: skip
+    (distance, wanted), (variance, unit), (offset, sampling) = found[:3]
+    return [*results, claim(
+        setup, "latent", f"the mean of ||z - mu_y||^2 is {distance:.1f} where a max-Mahalanobis distribution has "
+        f"{wanted:.0f}, the variance within a class {variance:.3f} where it has {unit:g}, and the class means lie "
+        f"{offset:.2f} from mu where a sample's lie {sampling:.2f}",
+        all(abs(ours / theirs - 1) <= 0.1 for ours, theirs in found), value=distance, n=results[0].n,
+        rule="holds if the features' mean squared distance from mu, their variance within a class and the class "
+        "means' distance from mu are within 10% of what a sample of the distribution has",
+    )]  # fmt: skip
 
 
 @torch.no_grad()

@@ -121,6 +121,11 @@ class Net:
         return {"steps": self.recipe.steps, "recipe": json.loads(json.dumps(dataclasses.asdict(self.recipe)))}
 
 
+def plain_rows(data: str) -> tuple[str, ...]:
+    """The rows of networks that are not fine-tuned: SR and MM-LDA, and on CIFAR-10 the latter by the paper's recipe."""
+    return ("SR", "MM-LDA", "MM-LDA (Adam)") if data == "cifar10" else ("SR", "MM-LDA")
+
+
 def recipe_name(data: str, row: str) -> str:
     """The recipe a row of a table is trained by. On CIFAR-10, MM-LDA's is not the paper's own, which is "(Adam)"."""
     kind = {"MM-LDA": "mmlda", "MM-LDA (Adam)": "mmlda-adam"}.get(row, "sr")

@@ -19,7 +19,7 @@ from mmlda.masking import audit, default_eps
 from mmlda.outcomes import predictions
 from mmlda.outcomes import provenance as traced
 from mmlda.paper import numbers
-from mmlda.paper.setup import MOST, Net, Setup, attacked, beside, claim, networks, number, slug, tuned
+from mmlda.paper.setup import MOST, Net, Setup, attacked, beside, claim, networks, number, plain_rows, slug, tuned
 from mmlda.results import Result, difference_interval, wilson
 
 __all__ = ["audits", "kept", "robust", "table1", "table2", "table3", "tuned_cells", "worst_case"]
@@ -35,7 +35,7 @@ def table1(setup: Setup, rows: Sequence[str] | None = None) -> list[Result]:
     On CIFAR-10 also of MM-LDA with Adam as the paper names it; the row MM-LDA has decoupled weight decay there.
     """
     if rows is None:
-        rows = ("SR", "MM-LDA", "SR (Adam)", *(["MM-LDA (Adam)"] if setup.data == "cifar10" else []))
+        rows = (*plain_rows(setup.data), "SR (Adam)")
     test = setup.sets()[1]
     results = []
     for net in networks(setup, rows):
@@ -60,8 +60,7 @@ def table1(setup: Setup, rows: Sequence[str] | None = None) -> list[Result]:
             **net.about(),
             **traced(net.model, test, torch.device(setup.device), net.name),
         )
-        paper = numbers.TABLE1.get((setup.data, "MM-LDA" if net.row == "MM-LDA (Adam)" else net.row))
-        result = beside(result, paper)
+        result = beside(result, numbers.TABLE1.get((setup.data, net.row)))
         results.append(result.save(setup.out, packed({"clean": guess.to(torch.uint8)})))
     errors = {row: [number(r) for r in results if r.cell["model"] == row] for row in rows}
     means = {row: statistics.mean(values) for row, values in errors.items() if values}
@@ -100,7 +99,7 @@ def difference(results: Sequence[Result], first: str, second: str) -> tuple[floa
 
 def table2(
     setup: Setup,
-    rows: Sequence[str] = numbers.ROWS,
+    rows: Sequence[str] | None = None,
     kinds: Sequence[str] = numbers.ATTACKS,
     eps: Sequence[float] = EPS,
     *,
@@ -112,8 +111,10 @@ def table2(
     `cells` restricts the fine-tuned rows to some (row, attack, eps). JSMA comes on both surfaces with both targets,
     which the paper leaves open.
     """
+    plain = plain_rows(setup.data)
+    rows = (*numbers.ROWS, *plain) if rows is None else rows
     results = []
-    for net in networks(setup, [row for row in ("SR", "MM-LDA") if row in rows or row == "SR"]):
+    for net in networks(setup, [row for row in plain if row in rows or row == "SR"]):
         if net.row in rows:
             for kind in kinds:
                 for e in eps:
@@ -165,9 +166,9 @@ def worst_case(
     eps: Sequence[float] | None = None,
     cells: Sequence[tuple[str, str, float]] = (),
 ) -> list[Result]:
-    """The same networks under the worst case: SR and MM-LDA, and the fine-tuned ones of some cells of Table 2."""
+    """The same networks under the worst case: those not fine-tuned, and the fine-tuned ones of some of its cells."""
     eps = (*(RGB_EPS if setup.data == "cifar10" else ()), *EPS) if eps is None else eps
-    plain = networks(setup, ("SR", "MM-LDA"))
+    plain = networks(setup, plain_rows(setup.data))
     jobs = [(net, net.row, e) for net in plain for e in eps]
     for net in plain:
         if net.row == "SR" and cells:
@@ -192,7 +193,7 @@ def robust(setup: Setup, cells: Sequence[tuple[str, str, float]] | None = None) 
         here = [r for r in results if r.cell["eps"] == e]
         ours, base = (statistics.mean(number(r) for r in here if r.cell["model"] == row) for row in ("MM-LDA", "SR"))
         words += f"{'; ' if words else ''}at {e:g} MM-LDA keeps {ours:.1f}%, SR {base:.1f}%"
-        for row in sorted({r.cell["model"] for r in here} - {"MM-LDA"}):
+        for row in sorted({r.cell["model"] for r in here} - {"MM-LDA", "MM-LDA (Adam)"}):
             low, high = difference(here, "MM-LDA", row)
             above.append(low > 0)
             if row == "SR" and base < 80:  # where there is room to be better
@@ -217,7 +218,7 @@ def audits(setup: Setup, n: int = 200, cells: Sequence[tuple[str, str, float]] =
     """Whether each network's robustness is real: SR and MM-LDA, each the other's surrogate, and fine-tuned ones."""
     test, n = setup.sets()[1], setup.images(n)
     eps = default_eps(test)
-    plain = networks(setup, ("SR", "MM-LDA"))
+    plain = networks(setup, plain_rows(setup.data))
     nets = [*plain]
     for net in plain:
         if net.row == "SR" and cells:
