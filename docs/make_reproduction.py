@@ -18,9 +18,9 @@ from reproduction_tables import BIASED, GRADIENT, PLAIN, TARGETS, worst_eps
 
 from mmlda.files import write_whole
 from mmlda.paper import fig5, numbers
+from mmlda.paper.setup import plain_rows
 from mmlda.paper.suspects import ATTACKS as SUSPECT_ATTACKS
 from mmlda.paper.suspects import VARIANTS, VIEWS
-from mmlda.paper.setup import plain_rows
 from mmlda.paper.tables import JSMA, difference, tuned_cells
 from mmlda.report.entries import DATA, Entry, fixed, grouped, number, plain
 from mmlda.report.summary import CLAIMED, headline, verdicts

@@ -83,6 +83,27 @@ def test_the_test_errors_on_the_pages_are_those_of_the_results(page):
     assert shown == 7
 
 
+def test_the_readmes_figures_and_numbers_are_drawn_from_the_results(tmp_path, monkeypatch):
+    matplotlib = pytest.importorskip("matplotlib")
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    import make_result_figures as maker
+
+    text, of = (ROOT / "README.md").read_text(), {r.name: r for r in RESULTS}
+    for name in ("robustness", "distortions"):
+        assert f"(docs/figures/{name}.svg)" in text
+        getattr(maker, name)(tmp_path)
+        drawn, there = ((folder / f"{name}.svg").read_text() for folder in (tmp_path, ROOT / "docs" / "figures"))
+        if f"Matplotlib v{matplotlib.__version__}," not in there:
+            pytest.skip("another matplotlib draws other paths")
+        assert drawn == there, "run python docs/make_result_figures.py"
+    fit = of["latent-cifar10-mm-lda-0"].numbers
+    assert f"lie {fit['mean_offset']:.1f} from means of norm 10" in text and f"\nof {fit['variance']:.3f} where" in text
+    left = [[of[f"worst-cifar10-{row}-{eps}-0"].value for row in ("sr", "mm-lda")] for eps in ("0.007843", "0.01569")]
+    assert left == [[0.1, 0.1], [0.0, 0.0]] and "both keep 0.1% at 2/255 and nothing at 4/255" in text
+    rates = [of[f"table3-cifar10-{row}-untargeted-0"].numbers["success_rate"] for row in ("sr", "mm-lda")]
+    assert rates == [1.0, 1.0] and of["claim-cifar10-table3-untargeted"].interval[0] < 1
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", [r.name for r in RESULTS if r.kind in KINDS and ships(r)])
 def test_a_number_is_true_where_the_data_is_here(name):
