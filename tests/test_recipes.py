@@ -9,7 +9,8 @@ from mmlda.recipes import Adversary, Recipe
 @pytest.mark.parametrize(
     "change",
     [{"steps": 3.5}, {"steps": "3"}, {"batch_size": 2.5}, {"accumulate": 1.5}, {"accumulate": 0}, {"warmup": 0.5},
-     {"warmup": -1}, {"pad": 1.5}, {"momentum": 1.5}, {"momentum": 1.0}, {"momentum": -0.1},
+     {"warmup": -1}, {"pad": 1.5}, {"seed": 1.5}, {"seed": -1}, {"momentum": 1.5}, {"momentum": 1.0},
+     {"momentum": -0.1},
      {"momentum": float("nan")}, {"milestones": (-1,)}, {"milestones": (1.5,)}],
 )  # fmt: skip
 def test_what_is_no_number_of_its_kind_is_named(change):

@@ -33,8 +33,10 @@ def write_whole(path: str | Path, write: Callable[[Path], None] | bytes) -> Path
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # a full disk says only that it is full
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:

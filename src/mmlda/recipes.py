@@ -84,7 +84,7 @@ class Recipe:
     def __post_init__(self) -> None:
         _one_of("optimizer", self.optimizer, ("sgd", "adam"))
         _one_of("loss", self.loss, ("ce", "soft", "joint"))
-        for name, least in (("steps", 1), ("batch_size", 1), ("accumulate", 1), ("warmup", 0), ("pad", 0)):
+        for name, least in (("steps", 1), ("batch_size", 1), ("accumulate", 1), ("warmup", 0), ("pad", 0), ("seed", 0)):
             _whole(name, getattr(self, name), least)
         for name in ("lr", "weight_decay", "gamma"):
             value = getattr(self, name)
