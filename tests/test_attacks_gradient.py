@@ -15,6 +15,8 @@ from mmlda.attacks.losses import choose_target, other_classes, score
 from mmlda.attacks.noise import Noise
 from mmlda.attacks.surface import Surface, activation_bytes, survivors
 
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
 
 def plain_loop(
     model: nn.Module, x: Tensor, label: Tensor, start: Tensor, eps: float, a: float, steps: int, norm: str,
@@ -148,6 +150,22 @@ def test_ascend_never_looks_at_a_value() -> None:
     x, eps = torch.empty(4, 3, 8, 8, device="meta"), torch.empty(4, device="meta")
     for norm in ("linf", "l2"):
         assert ascend(torch.sin, x, x, eps=eps, step_size=eps, steps=2, norm=norm).shape == x.shape
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=cuda)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_signs_of_a_gradient_that_is_no_number(device: str, dtype: torch.dtype) -> None:
+    """NaN is 0, as it is in the gradient: `Surface.sign` rests on what torch makes of NaN, which it does not say."""
+    slope = torch.tensor([torch.nan, torch.inf, -torch.inf, -2.0, 0.0, 3.0] * 20, dtype=dtype, device=device)
+    x, y = torch.zeros(2, 120, dtype=dtype, device=device), torch.zeros(2, dtype=torch.int64, device=device)
+
+    def loss(model: object, x: Tensor, y: Tensor) -> Tensor:
+        return (x * slope).sum(1)
+
+    surface = Surface(lambda v: v[:, :3], y)
+    expected = torch.tensor([0.0, 1.0, -1.0, -1.0, 0.0, 1.0] * 20, dtype=dtype, device=device).expand(2, 120)
+    assert torch.equal(surface.sign(loss, x, y), expected)
+    assert torch.equal(surface.gradient(loss, x, y)[2].sign(), expected)
 
 
 def test_saturated_logits() -> None:
@@ -359,9 +377,6 @@ def test_a_memory_limit_cuts_the_batch() -> None:
 def test_survivors() -> None:
     alive = torch.tensor([True, False, True, True, False])
     assert survivors(alive).tolist() == [0, 2, 3] and len(survivors(~alive & alive)) == 0
-
-
-cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 @cuda

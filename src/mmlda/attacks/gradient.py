@@ -216,15 +216,15 @@ class GradientAttack(Attack):
         aimed = to is not None
 
         def step(x_adv: Tensor, y: Tensor, to: Tensor, *limit: Tensor) -> tuple[Tensor, ...]:
-            g = surface.gradient(self.loss, x_adv, y, to if aimed else None)[2]
-            d = g.sign() if self.norm == "linf" else direction(g, self.norm)
+            where = self.loss, x_adv, y, to if aimed else None
+            d = surface.sign(*where) if self.norm == "linf" else direction(surface.gradient(*where)[2], self.norm)
             return advance(x_adv, d, limit, self.eps, self.stride(), self.norm, self.bounds), d
 
         fixed = (y, y if to is None else to, *limits(x, self.eps, self.norm, self.bounds))
         x_adv, d = surface.step((self, aimed), step, start, *fixed)
         zero = (d == 0).flatten(1).all(1)  # [N]
         for _ in range(self.steps - 1):
-            x_adv, _ = surface.step((self, aimed), step, x_adv, *fixed)
+            x_adv = surface.step((self, aimed), step, x_adv, *fixed)[0]
         x_adv = x_adv.clone()  # the step's buffer is the next run's
         z = surface.replayed_logits(x_adv)
         prediction = z.argmax(1)

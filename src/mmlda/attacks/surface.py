@@ -7,6 +7,7 @@ touches the parameters' `.grad`, the caller's tensors or any generator.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -50,13 +51,8 @@ class Surface:
 
     def logits(self, x: Tensor) -> Tensor:
         """Z(x) in at least float32: [N, L]."""
-        z = self.model(x)
-        if self.classes is None:
-            self._inspect(z, len(x))
-        z = z if z.dtype in (torch.float32, torch.float64) else z.float()
-        if self._total is None:
-            self._total = z.new_zeros(())
-        self._total += z.detach().sum()  # part of a captured step, so nothing is looked at here
+        z = self._answer(x)
+        self._note(z)
         return z
 
     def replayed_logits(self, x: Tensor) -> Tensor:
@@ -77,6 +73,39 @@ class Surface:
 
         The logits are None for a loss that is a function, since it runs the model itself.
         """
+        value, z, g = self._differentiate(loss, x, y, target)
+        if z is not None:
+            self._note(z)
+        # A square root at a pixel of 0 has an infinite gradient, and 0 times that is NaN: neither may reach the images.
+        if g.is_cuda or not math.isfinite(g.sum().item()):  # to look is cheaper than to replace, and on CUDA it is not
+            far = torch.finfo(g.dtype).max ** 0.4  # its square is a number still
+            g = torch.nan_to_num(g, nan=0.0, posinf=far, neginf=-far)
+        return value, z, g
+
+    def sign(self, loss: Loss, x: Tensor, y: Tensor, target: Tensor | None = None) -> Tensor:
+        """The sign of the gradient [like x], 0 where that is NaN: what a step in the largest norm needs.
+
+        For a point on the way, of which nothing is said in the end: `check` is not told of its logits. Neither these
+        nor the gradient are searched for NaN, which on the CPU is a good part of what a step costs beside its passes.
+        """
+        return self._differentiate(loss, x, y, target)[2].sign()  # of infinity 1, of NaN 0
+
+    def _answer(self, x: Tensor) -> Tensor:
+        z = self.model(x)
+        if self.classes is None:
+            self._inspect(z, len(x))
+        return z if z.dtype in (torch.float32, torch.float64) else z.float()
+
+    def _note(self, z: Tensor) -> None:
+        """Have `check` know of these logits."""
+        if self._total is None:
+            self._total = z.new_zeros(())
+        self._total += z.detach().sum()  # part of a captured step, so nothing is looked at here
+
+    def _differentiate(
+        self, loss: Loss, x: Tensor, y: Tensor, target: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """`gradient` as it comes, with NaN and infinities."""
         with torch.enable_grad():
             x = x.detach().requires_grad_(True)
             if callable(loss):
@@ -86,15 +115,11 @@ class Surface:
                     shape = tuple(value.shape)
                     raise ValueError(f"loss returned shape {shape}: expected one value a sample, [{len(y)}]")
             else:
-                z = self.logits(x)  # [N, L]
+                z = self._answer(x)  # [N, L]
                 value = score(loss, z, y, target)  # [N]
             if not value.requires_grad:
                 raise ValueError("model: its output does not depend on x in a way torch can differentiate")
-            (g,) = torch.autograd.grad(value.sum(), x)
-        # A square root at a pixel of 0 has an infinite gradient, and 0 times that is NaN: neither may reach the images.
-        if g.is_cuda or not bool(g.sum().isfinite()):  # to look is cheaper than to replace, and on CUDA it is not
-            far = torch.finfo(g.dtype).max ** 0.4  # its square is a number still
-            g = torch.nan_to_num(g, nan=0.0, posinf=far, neginf=-far)
+            (g,) = torch.autograd.grad(value, x, torch.ones_like(value))  # of the sum, which nobody wants to know
         return value.detach(), None if z is None else z.detach(), g
 
     def step(self, key: object, step: Step, *inputs: Tensor) -> tuple[Tensor, ...]:
