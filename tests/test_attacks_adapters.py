@@ -93,6 +93,14 @@ def test_a_minimising_foolbox_attack() -> None:
     assert not nothing.success.any() and nothing.l2.isinf().all() and torch.equal(nothing.x_adv, x)
 
 
+def test_a_minimising_foolbox_attack_that_fails_has_the_images_label() -> None:
+    peer = foolbox.attacks.L2CarliniWagnerAttack(binary_search_steps=1, steps=3, stepsize=0.3, initial_const=0.1)
+    model, (x, y) = network("sr"), images(24)
+    result = from_foolbox(peer)(model, x, y, target=(y + 1) % 10)
+    assert 0 < result.success.float().mean() < 1
+    assert torch.equal(model(result.x_adv).argmax(1), result.prediction)
+
+
 def test_guarded_like_ours() -> None:
     model, (x, y) = copy.deepcopy(network("sr")).train(), images(10)
     attack = from_foolbox(foolbox.attacks.LinfFastGradientAttack(), eps=0.1)

@@ -11,7 +11,7 @@ import torch
 from attack_models import images, network
 from torch import Tensor
 
-from mmlda.attacks import CarliniWagner
+from mmlda.attacks import CarliniWagner, carlini
 
 
 def linear(classes: int, dim: int, scale: float = 1.0) -> tuple[Tensor, Callable[[Tensor], Tensor], Tensor]:
@@ -225,3 +225,27 @@ def test_rounding_that_differs_from_batch_to_batch_loses_nothing():
     assert float(noisy.l2.mean()) == pytest.approx(float(plain.l2.mean()), rel=0.02)
     delta = (noisy.x_adv - x).flatten(1).norm(dim=1)
     assert torch.allclose(noisy.l2, delta, rtol=1e-4)  # the distance is that of the point that is given back
+
+
+@pytest.mark.parametrize("coarse", [0.0, 2.0**-9])
+def test_a_masked_class_and_a_constant_change_nothing(coarse: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class at -inf or -1e9 is none, and a constant in the logits is none of the network's: TF32's margin too."""
+    monkeypatch.setattr(carlini, "_coarse", lambda x: coarse)
+    model, (x, y) = network("sr"), images(24)
+    attack = CarliniWagner(steps=60, search_steps=4, initial_c=0.1)
+    plain = attack(model, x, y)
+    assert plain.success.all()
+    for low in (-torch.inf, -1e9):
+        masked = attack(lambda v: torch.cat([z := model(v), z[:, :1] * 0 + low], 1), x, y)  # noqa: B023
+        assert masked.success.all()
+        assert masked.l2.mean() <= 1.01 * plain.l2.mean()
+    shifted = attack(lambda v: model(v) + 1000.0, x, y)
+    assert shifted.success.all() and shifted.l2.mean() <= 1.02 * plain.l2.mean()
+    wrong = attack(lambda v: torch.cat([z := model(v), z[:, :1] * 0 - torch.inf], 1), x, (y + 1) % 10)
+    assert wrong.success[plain.l2 > 0].all() and (wrong.l2[plain.l2 > 0] == 0).all()
+
+
+def test_a_failure_has_the_label_of_the_image_it_went_back_to() -> None:
+    model, (x, y) = network("sr"), images(24)
+    result = CarliniWagner(steps=3, search_steps=1, initial_c=1e-3)(model, x, y, target=(y + 1) % 10)
+    assert not result.success.all() and torch.equal(model(result.x_adv).argmax(1), result.prediction)

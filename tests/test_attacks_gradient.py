@@ -321,6 +321,9 @@ def test_settings_that_cannot_be() -> None:
         ({"eps": 0.1, "step_size": 0.0}, r"step_size=0.0: expected a positive number"),
         ({"eps": 0.1, "bounds": (1.0, 0.0)}, r"bounds=\(1.0, 0.0\): expected"),
         ({"eps": 0.1, "batch_size": 0}, r"batch_size=0: expected at least 1"),
+        ({"eps": 0.1, "batch_size": 2.5}, r"batch_size=2\.5: expected at least 1, a whole number"),
+        ({"eps": 0.1, "steps": 2.5}, r"steps=2\.5: expected at least 1, a whole number"),
+        ({"eps": 0.1, "seed": 1.5}, r"seed=1\.5: expected a whole number"),
         ({"eps": 0.1, "memory_limit": 0}, r"memory_limit=0: expected at least 1"),
     ):
         with pytest.raises(ValueError, match=message):

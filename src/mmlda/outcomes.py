@@ -158,7 +158,7 @@ def attack_images(
     _claim(folder, asked)
     missing = [start for start in starts if not _done(folder, start)]
     done = n - sum(min(chunk, n - start) for start in missing)
-    attacked = compiled(model) if compile and missing else model
+    attacked, seen, won = compiled(model) if compile and missing else model, 0, 0
     with progress(type(attack).__name__, n, unit="images", start=done, every=10.0, show=show) as report:
         for start in missing:
             rows = torch.arange(start, min(start + chunk, n), device=data.device)
@@ -171,8 +171,8 @@ def attack_images(
                 values["zero_gradient"] = torch.tensor(result.zero_gradient, dtype=torch.float64)
             values["seconds"] = torch.tensor(time.perf_counter() - begin, dtype=torch.float64)
             save_tensors(_chunk(folder, start), values)
-            done += len(rows)
-            report(done, success=float(result.success.float().mean()))
+            done, seen, won = done + len(rows), seen + len(rows), won + int(result.success.sum())
+            report(done, success=won / seen)
     parts = [load_file(_chunk(folder, start)) for start in starts]
     joined = {key: torch.cat([one[key] for one in parts]) for key in (*OUTCOMES, "clean")}
     zero = [float(one["zero_gradient"]) * len(one["success"]) for one in parts if "zero_gradient" in one]

@@ -125,10 +125,13 @@ class FoolboxAttack(Attack):
             _, x_adv, _ = self.peer(model, x, criterion, epsilons=self.eps)
         x_adv = x_adv.detach().clamp(*self.bounds)
         prediction = surface.logits(x_adv).argmax(1)
+        success = prediction != y if target is None else prediction == target
+        if self.eps is None:  # then a failure goes back to the image
+            prediction = torch.where(success, prediction, surface.logits(x).argmax(1))
         return measure(
             x,
             x_adv,
-            success=prediction != y if target is None else prediction == target,
+            success=success,
             prediction=prediction,
             steps=torch.full_like(y, int(getattr(self.peer, "steps", 0))),
             bounds=self.bounds,

@@ -17,7 +17,7 @@ from torch import Tensor
 from mmlda.attacks.gradient import check_ball, direction, limits, per_sample, project, random_start, tall
 from mmlda.attacks.losses import Loss, check_loss, other_classes
 from mmlda.attacks.result import AttackResult, measure
-from mmlda.attacks.surface import Attack, Surface, survivors
+from mmlda.attacks.surface import Attack, Surface, check_count, survivors
 
 __all__ = ["APGD"]
 
@@ -72,8 +72,7 @@ class APGD(Attack):
         if self.target not in (None, "least-likely", "random", "every"):
             raise ValueError(f'target={self.target!r}: expected None, "least-likely", "random" or "every"')
         for name in ("steps", "restarts", "targets"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)!r}: expected at least 1")
+            check_count(name, getattr(self, name))
 
     def attack(
         self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor

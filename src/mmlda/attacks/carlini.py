@@ -34,7 +34,7 @@ from torch import Tensor
 from mmlda.attacks.gradient import tall
 from mmlda.attacks.losses import margin, other_classes
 from mmlda.attacks.result import AttackResult, measure
-from mmlda.attacks.surface import Attack, Surface
+from mmlda.attacks.surface import Attack, Surface, check_count
 
 __all__ = ["CarliniWagner"]
 
@@ -46,7 +46,7 @@ _DROP = 0.2  # of the rate at a standstill
 _ROUGH = 0.01  # a rate is too high if the loss is this share above its lowest on average
 _MOST_DROPS = 6
 _ROUNDINGS = 8  # a margin of fewer roundings than this may be the other way round in another batch
-_TF32 = 2.0**-10  # the share of a logit that may be rounding where convolutions and products have TF32's 10 bits
+_TF32 = 2.0**-9  # the share of the logits' spread that may be rounding where products have TF32's 10 bits
 _FURTHER = 2e-3  # a point that the last look does not find across goes on by this share of its distance, then by twice
 
 
@@ -94,8 +94,8 @@ class CarliniWagner(Attack):
     """The smallest L2 distortion found that changes the label (to the target, where there is one).
 
     `x_adv` is the nearest point across the boundary over all searches. Where none was found it is the original
-    and the distances are infinite. A sample that is misclassified from the start is a success at distance 0:
-    count over the correctly classified ones.
+    and the distances are infinite. A sample that is misclassified from the start, by kappa at least, is a success at
+    distance 0: count over the correctly classified ones.
 
     Args:
         kappa: how far across, in logits: Z of the new class exceeds the others by at least this.
@@ -128,8 +128,7 @@ class CarliniWagner(Attack):
         if self.target not in (None, "least-likely", "random", "every"):
             raise ValueError(f'target={self.target!r}: expected None, "least-likely", "random" or "every"')
         for name in ("search_steps", "steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)!r}: expected at least 1")
+            check_count(name, getattr(self, name))
         for name in ("rate", "initial_c"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)!r}: expected a positive number")
@@ -159,12 +158,12 @@ class CarliniWagner(Attack):
         self._search(surface, x, todo, goals, aimed, best, best_sq, spent)
 
         best, prediction = self._last_look(surface, x, best, label, target is not None, best_sq)
-        success = prediction != y if target is None else prediction == target
+        success = (prediction != y if target is None else prediction == target) & (best_sq < torch.inf)
         return measure(
             x,
             best,
-            success=success & (best_sq < torch.inf),
-            prediction=prediction,
+            success=success,
+            prediction=torch.where(success, prediction, z.argmax(1)),  # a failure goes back to the image
             steps=spent,
             bounds=self.bounds,
             minimum_norm=True,
@@ -229,8 +228,8 @@ class CarliniWagner(Attack):
     def _across(self, z: Tensor, label: Tensor, aimed: bool, x: Tensor) -> Tensor:
         """Whether logits `z` are across the boundary by kappa, and by more than rounding: bool [N]."""
         gap = -margin(z, label) if aimed else margin(z, label)
-        rounding = (_ROUNDINGS * torch.finfo(x.dtype).eps + _coarse(x)) * z.abs().amax(1)
-        return (gap > rounding) & (gap >= self.kappa)
+        fine, coarse = _roundings(z, x)
+        return (gap > fine + coarse) & (gap >= self.kappa)
 
     def _last_look(
         self, surface: Surface, x: Tensor, best: Tensor, label: Tensor, aimed: bool, best_sq: Tensor
@@ -267,8 +266,8 @@ class CarliniWagner(Attack):
                 z = surface.logits(x_k)  # [B, L]
                 gap = -margin(z, label) if aimed else margin(z, label)
                 f = (-gap).clamp_min(-self.kappa)
-                if (coarse := _coarse(x)) > 0:  # aim to where a point counts as across
-                    f = torch.maximum(-gap, -(1.5 * coarse * z.detach().abs().amax(1)).clamp_min(self.kappa))
+                if _coarse(x) > 0:  # aim to where a point counts as across
+                    f = torch.maximum(-gap, -(1.5 * _roundings(z.detach(), x)[1]).clamp_min(self.kappa))
                 (g,) = torch.autograd.grad((f * c).sum(), x_k)
             z, f, x_k = z.detach(), f.detach().to(c.dtype), x_k.detach()
             d = (x_k.to(w.dtype) - x.to(w.dtype)).div_(width)
@@ -345,8 +344,23 @@ class CarliniWagner(Attack):
         return busy.nonzero()[:, 0]
 
 
+def _roundings(z: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """How much of a gap between the first two of logits `z` may be rounding, [N]: to the images' precision, and TF32's.
+
+    The first is a share of the largest logit, the second of its distance from the middle one: a constant that is added
+    after the products is not rounded to TF32, and a class that is masked (-inf, -1e9) says nothing of the others. Of
+    three classes and fewer the middle one may be that of the gap, so there the second is a share of the largest too.
+    """
+    L = z.shape[1]
+    sorted_ = z.topk(L // 2 + 1, dim=1).values
+    top = sorted_[:, 0].abs()
+    spread = top if L < 4 else sorted_[:, 0] - sorted_[:, -1]
+    spread = torch.where(spread.isfinite(), spread, top)  # half of the classes are masked
+    return torch.maximum(top, spread) * (_ROUNDINGS * torch.finfo(x.dtype).eps), spread * _coarse(x)
+
+
 def _coarse(x: Tensor) -> float:
-    """The share of a logit that the device may round away beyond the images' own precision."""
+    """The share of the logits' spread that the device may round away beyond the images' own precision."""
     return _TF32 if x.is_cuda and x.dtype == torch.float32 and torch.backends.cudnn.allow_tf32 else 0.0
 
 

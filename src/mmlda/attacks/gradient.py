@@ -17,7 +17,7 @@ from torch import Tensor
 from mmlda.attacks.losses import Loss, check_loss, margin, other_classes
 from mmlda.attacks.noise import Noise
 from mmlda.attacks.result import AttackResult, measure
-from mmlda.attacks.surface import Attack, Surface, survivors
+from mmlda.attacks.surface import Attack, Surface, check_count, survivors
 
 __all__ = ["BIM", "FGSM", "ILCM", "PGD", "ascend"]
 
@@ -159,8 +159,7 @@ class GradientAttack(Attack):
         if self.target not in (None, "least-likely", "random", "every"):
             raise ValueError(f'target={self.target!r}: expected None, "least-likely", "random" or "every"')
         for name in ("steps", "restarts"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)!r}: expected at least 1")
+            check_count(name, getattr(self, name))
         if self.step_size is not None and not self.step_size > 0:
             raise ValueError(f"step_size={self.step_size!r}: expected a positive number, or None")
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from mmlda.attacks.gradient import check_ball, tall
 from mmlda.attacks.losses import margin
 from mmlda.attacks.result import AttackResult, measure
-from mmlda.attacks.surface import Attack, Surface, survivors
+from mmlda.attacks.surface import Attack, Surface, check_count, survivors
 
 __all__ = ["Square"]
 
@@ -88,8 +88,7 @@ class Square(Attack):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ball(self.eps, self.norm)
-        if self.queries < 1:
-            raise ValueError(f"queries={self.queries!r}: expected at least 1")
+        check_count("queries", self.queries)
         if not 0 < self.p <= 1:
             raise ValueError(f"p={self.p!r}: expected a share of the image, in (0, 1]")
 

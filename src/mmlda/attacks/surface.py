@@ -8,6 +8,7 @@ touches the parameters' `.grad`, the caller's tensors or any generator.
 from __future__ import annotations
 
 import math
+import operator
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from mmlda.attacks.noise import Noise
 from mmlda.attacks.replay import Step, replay
 from mmlda.attacks.result import AttackResult, concatenate, nothing
 
-__all__ = ["Attack", "Model", "Surface", "guarded", "survivors"]
+__all__ = ["Attack", "Model", "Surface", "check_count", "guarded", "survivors"]
 
 Model = Callable[[Tensor], Tensor]
 
@@ -216,6 +217,17 @@ def guarded(model: Model) -> Iterator[None]:
             m.training = True
 
 
+def check_count(name: str, value: Any, least: float = 1) -> None:
+    """Refuse what is no whole number, or too small a one."""
+    try:
+        enough = not isinstance(value, bool) and operator.index(value) >= least
+    except TypeError:
+        enough = False
+    if not enough:
+        wanted = "a whole number" if least == -math.inf else f"at least {least}, a whole number"
+        raise ValueError(f"{name}={value!r}: expected {wanted}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Attack:
     """What every attack shares. A subclass adds its settings and says in `attack` what it does with a batch.
@@ -237,9 +249,9 @@ class Attack:
         if not (lo < hi and hi - lo < float("inf")):
             raise ValueError(f"bounds={self.bounds!r}: expected (low, high) with low < high")
         for name in ("batch_size", "memory_limit"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value!r}: expected at least 1, or None")
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
+        check_count("seed", self.seed, -math.inf)
 
     def __call__(
         self,
@@ -254,7 +266,8 @@ class Attack:
 
         Args:
             model: x -> logits [N, L].
-            target: a class, or a class for each sample [N]; overrides the attack's own choice.
+            target: a class, or a class for each sample [N]; overrides the attack's own choice. A sample of that very
+                class has reached it from the start, and counts as a success.
             index: int64 [N], the samples' identities for random choices; 0 .. N - 1 by default.
         """
         with guarded(model):
@@ -303,7 +316,7 @@ class Attack:
             raise ValueError(f"x is {what}: expected a floating-point tensor [N, ...]")
         if not isinstance(y, Tensor):
             raise ValueError(f"y is a {type(y).__name__}: expected a tensor of integers [{len(x)}]")
-        if isinstance(target, int):
+        if isinstance(target, int) and not isinstance(target, bool):
             target = torch.full_like(y, target)
         if index is None:
             index = torch.arange(len(x), device=x.device)
@@ -311,6 +324,8 @@ class Attack:
         for name, label in labels.items():
             if label is None:
                 continue
+            if not isinstance(label, Tensor):
+                raise ValueError(f"{name} is {label!r}: expected a tensor of integers [{len(x)}]")
             if label.shape != (len(x),) or label.is_floating_point() or label.dtype == torch.bool:
                 what = f"{label.dtype} {tuple(label.shape)}"
                 raise ValueError(f"{name} is {what}: expected integers [{len(x)}]")

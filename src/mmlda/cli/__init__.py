@@ -25,16 +25,20 @@ def main() -> None:
         sys.exit(130)
     except ValueError as error:
         _fail(error, 2)
+    except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+        _fail(f"{error.filename}: expected another kind of path: {error.strerror}", 2)
     except (Diverged, FetchError, JobsFailed, OSError) as error:
         _fail(error, 1)
     except Exception as error:  # click's own errors: unknown options, missing arguments
         if not hasattr(error, "exit_code"):
             raise
-        error.show()  # type: ignore[attr-defined]
-        sys.exit(error.exit_code)
+        if type(error).__name__ == "NoArgsIsHelpError":  # the help, which is no error
+            print(error.format_message())  # type: ignore[attr-defined]
+            sys.exit(error.exit_code)
+        _fail(error.format_message() or error, error.exit_code)  # type: ignore[attr-defined]
 
 
-def _fail(error: BaseException, code: int) -> None:
+def _fail(error: BaseException | str, code: int) -> None:
     print(f"mmlda: {error}", file=sys.stderr)
     sys.exit(code)
 
