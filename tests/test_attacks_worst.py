@@ -12,7 +12,7 @@ from test_attacks_gradient import linear_case
 from torch import Tensor, nn
 
 from mmlda.attacks import APGD, BIM, FAB, PGD, Square, WorstCase
-from mmlda.attacks.fab import in_ball, to_plane
+from mmlda.attacks.fab import in_ball, levelled, to_plane
 from mmlda.attacks.gradient import limits, project
 from mmlda.attacks.square import bump, share, window
 
@@ -270,3 +270,11 @@ def test_a_projected_point_is_in_the_ball_and_one_beyond_rounding_is_not(
             r = ((out.double() - x.double()).abs() - 0.5 * ulp.double()).clamp_min(0)
             beyond = (r.amax(1) if norm == "linf" else r.norm(dim=1)) > 1.04 * eps
             assert beyond.any() and not in_ball(x, out, eps, norm, bounds)[beyond].any()
+
+
+def test_an_infinite_slope_is_as_steep_as_the_steepest() -> None:
+    inf, nan = torch.inf, torch.nan
+    w = torch.tensor([[1.0, inf, -3.0, nan], [1.0, 2.0, 3.0, 4.0], [inf, -inf, 0.0, nan]])
+    expected = torch.tensor([[1.0, 3.0, -3.0, 0.0], [1.0, 2.0, 3.0, 4.0], [1.0, -1.0, 0.0, 0.0]])
+    assert torch.equal(levelled(w), expected)
+    assert levelled(expected) is expected  # nothing to replace

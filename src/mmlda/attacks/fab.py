@@ -20,7 +20,7 @@ from torch import Tensor
 from mmlda.attacks.gradient import check_ball, norm_of, random_start, tall
 from mmlda.attacks.losses import other_classes
 from mmlda.attacks.result import AttackResult, measure
-from mmlda.attacks.surface import Attack, Surface, survivors
+from mmlda.attacks.surface import Attack, Surface, may_be_infinite, survivors
 
 __all__ = ["FAB", "in_ball"]
 
@@ -76,6 +76,20 @@ def in_ball(x: Tensor, x_adv: Tensor, eps: float, norm: str, bounds: tuple[float
     size = r.amax(1) if norm == "linf" else torch.linalg.vector_norm(r, dim=1)
     relative = own / 2 if norm == "linf" else 2 * own
     return size <= eps * (1 + max(1e-5, relative)) + 4 * fine * max(map(abs, bounds))
+
+
+def levelled(w: Tensor) -> Tensor:
+    """The gradient `w` with 0 for NaN and, for infinities, the largest finite slope of the sample, with their sign.
+
+    A very large slope would have the plane pass next to the iterate, and next to nothing would move; with a slope of
+    0 the pixel would stay where it is, which for the root of a pixel of 0 is where the slope is infinite. As steep as
+    the steepest of the others it moves as they do, and the next linearisation is taken where its slope is a number.
+    """
+    if not may_be_infinite(w):
+        return w
+    largest = torch.where(w.isfinite(), w.abs(), 0.0).flatten(1).amax(1)  # [N]
+    largest = tall(torch.where(largest > 0, largest, 1.0), w)
+    return torch.where(w.isinf(), w.sign() * largest, torch.where(w.isnan(), 0.0, w))
 
 
 class _State(NamedTuple):
@@ -183,8 +197,9 @@ class FAB(Attack):
 
         def step(*tensors: Tensor) -> tuple[Tensor, ...]:
             at, x_k, x_best, best, label, spent, x, y, to = tensors
-            c, z, w = surface.gradient("targeted", at, y, to)  # [N], [N, L], like x
+            c, z, w = surface.gradient("targeted", at, y, to, clean=False)  # [N], [N, L], like x
             assert z is not None
+            w = levelled(w)
             new = z.argmax(1)
             crossed = new == to if sought else new != y
             distance = self._length(at - x).to(best.dtype)
