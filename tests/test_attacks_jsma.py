@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmlda.attacks import JSMA, jsma
-from mmlda.attacks.jsma import best_pair, best_pixel
+from mmlda.attacks.jsma import _try_all_pairs, best_pair, best_pixel
+from mmlda.attacks.surface import Surface, finite
 
 
 def brute_force(model: nn.Module, x: Tensor, target: int, attack: JSMA) -> list[Tensor]:
@@ -158,6 +159,32 @@ class Watch(TorchDispatchMode):
             if isinstance(t, Tensor):
                 self.largest = max(self.largest, t.numel())
         return out
+
+
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+def test_the_choice_among_pairs_where_slopes_are_not_finite(value: float) -> None:
+    """Cleaned as the attack cleans them, one such pixel of every sample neither hides the others nor overflows."""
+    generator = torch.Generator().manual_seed(0)
+    u, v = torch.rand(200, 40, generator=generator), torch.randn(200, 40, generator=generator)
+    odd = u.clone()
+    odd[:, 39] = value
+    for u_k, v_k in ((odd, v), (v, odd)):
+        u_k, v_k = finite(u_k), finite(v_k)
+        F, expected = _try_all_pairs(u_k, v_k)
+        pair, valid = best_pair(u_k, v_k)
+        assert F.isfinite().all() and valid.all() and torch.equal(pair, expected)
+
+
+@pytest.mark.parametrize("surface", ["logits", "softmax"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_slopes_are_finite(surface: str, dtype: torch.dtype) -> None:
+    x = torch.tensor([[0.0, 0.25, 0.0, 0.25]], dtype=dtype)
+    weight = torch.tensor([[1.0, -1.0], [1000.0, -1000.0], [-1.0, 1.0], [0.0, 0.0]], dtype=dtype)
+    off = torch.tensor([-2000.0, 0.0], dtype=dtype)  # so that the softmax of the target is not 1
+    model = Surface(lambda v: v.sqrt() @ weight + off, torch.tensor([1]))
+    _, a, b = JSMA(eps=0.5, surface=surface)._slopes(model, x, torch.tensor([0]))
+    assert a.dtype == torch.float32 and a.isfinite().all() and b.isfinite().all()
+    assert a[0, 0] > a[0, 1] >= 0 > a[0, 2] and b[0, 0] < b[0, 1] <= 0 < b[0, 2]  # infinite is more than steep
 
 
 def test_two_products_a_step_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,8 @@ from test_attacks_gradient import linear_case
 from torch import Tensor, nn
 
 from mmlda.attacks import APGD, BIM, FAB, PGD, Square, WorstCase
-from mmlda.attacks.fab import to_plane
+from mmlda.attacks.fab import in_ball, levelled, to_plane
+from mmlda.attacks.gradient import limits, project
 from mmlda.attacks.square import bump, share, window
 
 
@@ -231,3 +234,52 @@ def test_settings_that_cannot_be() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             make()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("norm", "eps"), [("linf", 2 / 255), ("linf", 8 / 255), ("l2", 0.1)])
+def test_half_precision_makes_no_ball_larger(norm: str, eps: float, dtype: torch.dtype) -> None:
+    """What is counted is no farther away than where a fixed-budget attack gets to by rounding."""
+    model, (x, y) = copy.deepcopy(network("sr")).to(dtype), images(60)
+    x = x.to(dtype)
+    most = getattr(PGD(eps=eps, norm=norm)(model, x, y), norm).max()
+    assert eps * 0.99 < most < eps * 1.05
+    attacks = [APGD(eps=eps, norm=norm, steps=20), FAB(norm=norm, targets=3, steps=20)]
+    for attack in (FAB(eps=eps, norm=norm, steps=20), WorstCase(eps=eps, norm=norm, attacks=attacks)):
+        result = attack(model, x, y)
+        # In L2 the pixels' roundings add up in one way here and in another there.
+        assert getattr(result, norm)[result.success].max() <= most * (1.005 if norm == "linf" else 1.02)
+        with torch.no_grad():
+            assert torch.equal(result.prediction, model(result.x_adv).argmax(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 3.0)])
+def test_a_projected_point_is_in_the_ball_and_one_beyond_rounding_is_not(
+    bounds: tuple[float, float], dtype: torch.dtype
+) -> None:
+    x = torch.rand(200, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = (bounds[0] + (bounds[1] - bounds[0]) * x).to(dtype)
+    d = torch.randn(200, 50, generator=torch.Generator().manual_seed(1)).to(dtype)
+    ulp = torch.finfo(dtype).eps * (x.abs() + 1)  # more than the distance between two numbers there
+    for norm in ("linf", "l2"):
+        for eps in (1e-3, 2 / 255, 0.03, 0.1, 0.5):
+            v = project(x + d, limits(x, eps, norm, bounds), eps, norm, bounds)
+            assert in_ball(x, v, eps, norm, bounds).all()
+            out = v + (v - x).sign() * (2 * ulp + 0.1 * eps)
+            r = ((out.double() - x.double()).abs() - 0.5 * ulp.double()).clamp_min(0)
+            beyond = (r.amax(1) if norm == "linf" else r.norm(dim=1)) > 1.04 * eps
+            assert beyond.any() and not in_ball(x, out, eps, norm, bounds)[beyond].any()
+
+
+def test_an_infinite_slope_is_as_steep_as_the_steepest() -> None:
+    inf, nan = torch.inf, torch.nan
+    w = torch.tensor([[1.0, inf, -3.0, nan], [1.0, 2.0, 3.0, 4.0], [inf, -inf, 0.0, nan]])
+    expected = torch.tensor([[1.0, 3.0, -3.0, 0.0], [1.0, 2.0, 3.0, 4.0], [1.0, -1.0, 0.0, 0.0]])
+    assert torch.equal(levelled(w), expected)
+    assert levelled(expected) is expected  # nothing to replace
+
+
+def test_a_worst_case_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected one at least"):
+        WorstCase(eps=0.1, attacks=[])

@@ -20,9 +20,9 @@ from torch import Tensor
 from mmlda.attacks.gradient import check_ball, norm_of, random_start, tall
 from mmlda.attacks.losses import other_classes
 from mmlda.attacks.result import AttackResult, measure
-from mmlda.attacks.surface import Attack, Surface, survivors
+from mmlda.attacks.surface import Attack, Surface, check_count, may_be_infinite, survivors
 
-__all__ = ["FAB"]
+__all__ = ["FAB", "in_ball"]
 
 _OVERSHOOT = 1.05  # eta: past the linearised boundary by this factor
 _BIAS = 0.1  # alpha_max: the most weight the projection of the original gets
@@ -58,6 +58,38 @@ def to_plane(x: Tensor, w: Tensor, c: Tensor, norm: str, bounds: tuple[float, fl
     steep = slope.gather(1, k.clamp_max(last))
     scale = torch.where((k <= last) & (steep > 0), (need - before) / steep, torch.inf)  # lambda, [N, 1]
     return sign * torch.minimum(torch.where(scale < torch.inf, scale * b, room), room)
+
+
+def in_ball(x: Tensor, x_adv: Tensor, eps: float, norm: str, bounds: tuple[float, float]) -> Tensor:
+    """Whether each `x_adv` is a point of the ball around its `x`, rounded to the dtype of the images: bool [N].
+
+    A pixel gets half the distance between two numbers of that dtype around it, which is what x + eps is rounded by
+    and in bfloat16 can be as much as a small eps. What is beyond that is the perturbation's and is measured. The
+    projection rounds too: for L-infinity eps itself, for L2 a difference, its norm, a quotient and a product.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    own, fine = torch.finfo(x.dtype).eps, torch.finfo(wide).eps
+    v = x_adv.to(wide).flatten(1)  # [N, D]
+    _, exponent = torch.frexp(v)  # |v| is from 2^(exponent - 1) to 2^exponent
+    rounding = torch.ldexp(torch.where(v == 0, 0.0, own / 4), exponent)
+    r = ((v - x.to(wide).flatten(1)).abs() - rounding).clamp_min(0)
+    size = r.amax(1) if norm == "linf" else torch.linalg.vector_norm(r, dim=1)
+    relative = own / 2 if norm == "linf" else 2 * own
+    return size <= eps * (1 + max(1e-5, relative)) + 4 * fine * max(map(abs, bounds))
+
+
+def levelled(w: Tensor) -> Tensor:
+    """The gradient `w` with 0 for NaN and, for infinities, the largest finite slope of the sample, with their sign.
+
+    A very large slope would have the plane pass next to the iterate, and next to nothing would move; with a slope of
+    0 the pixel would stay where it is, which for the root of a pixel of 0 is where the slope is infinite. As steep as
+    the steepest of the others it moves as they do, and the next linearisation is taken where its slope is a number.
+    """
+    if not may_be_infinite(w):
+        return w
+    largest = torch.where(w.isfinite(), w.abs(), 0.0).flatten(1).amax(1)  # [N]
+    largest = tall(torch.where(largest > 0, largest, 1.0), w)
+    return torch.where(w.isinf(), w.sign() * largest, torch.where(w.isnan(), 0.0, w))
 
 
 class _State(NamedTuple):
@@ -101,8 +133,7 @@ class FAB(Attack):
         super().__post_init__()
         check_ball(0.0 if self.eps is None else self.eps, self.norm)
         for name in ("targets", "steps", "restarts"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)!r}: expected at least 1")
+            check_count(name, getattr(self, name))
 
     def attack(
         self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor
@@ -136,8 +167,7 @@ class FAB(Attack):
         x_best, label = self._tighten(surface, x, y, target, end)
         success = end.best < torch.inf
         if self.eps is not None:  # a break beyond eps is none
-            slack = 4 * torch.finfo(x.dtype).eps * max(map(abs, self.bounds))
-            success &= self._length(x_best - x) <= self.eps * (1 + 1e-5) + slack
+            success &= in_ball(x, x_best, self.eps, self.norm, self.bounds)
         return measure(
             x,
             x_best,
@@ -166,8 +196,9 @@ class FAB(Attack):
 
         def step(*tensors: Tensor) -> tuple[Tensor, ...]:
             at, x_k, x_best, best, label, spent, x, y, to = tensors
-            c, z, w = surface.gradient("targeted", at, y, to)  # [N], [N, L], like x
+            c, z, w = surface.gradient("targeted", at, y, to, clean=False)  # [N], [N, L], like x
             assert z is not None
+            w = levelled(w)
             new = z.argmax(1)
             crossed = new == to if sought else new != y
             distance = self._length(at - x).to(best.dtype)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mmlda.attacks.result import AttackResult, measure
-from mmlda.attacks.surface import Attack, Surface, survivors
+from mmlda.attacks.surface import Attack, Surface, check_count, finite, survivors
 
 __all__ = ["JSMA", "best_pair", "best_pixel"]
 
@@ -43,7 +43,8 @@ def best_pixel(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 def best_pair(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """The pair p < q of the largest F = (u_p + u_q)(v_p + v_q) with both sums positive: int64 [N, 2], bool [N].
 
-    Of equal pairs the first in the order of (p, q). `u` and `v` [N, D] are -inf for pixels that may not be chosen.
+    Of equal pairs the first in the order of (p, q). `u` and `v` [N, D] are -inf for pixels that may not be chosen,
+    and finite otherwise, as are their products: the bound below says nothing of an infinite sum.
 
     It is the maximum over all D (D - 1) / 2 pairs, found from a short list. For every r > 0 the inequality of the
     means says 2 sqrt(F) <= g_p + g_q with g = r u + v / r. So if some pair has the value F*, a pixel with
@@ -167,8 +168,7 @@ class JSMA(Attack):
             raise ValueError(f'surface={self.surface!r}: expected "logits" or "softmax"')
         if self.target not in ("least-likely", "random"):
             raise ValueError(f'target={self.target!r}: expected "least-likely" or "random"')
-        if self.steps < 1:
-            raise ValueError(f"steps={self.steps!r}: expected at least 1")
+        check_count("steps", self.steps)
         if not 0 < self.max_share <= 1:
             raise ValueError(f"max_share={self.max_share!r}: expected a share, more than 0 and at most 1")
 
@@ -214,7 +214,7 @@ class JSMA(Attack):
         )
 
     def _slopes(self, surface: Surface, x: Tensor, to: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Whether the target is reached [N]; a and b [N, D] up to a positive factor, in at least float32."""
+        """Whether the target is reached [N]; a and b [N, D], finite, up to a positive factor, in at least float32."""
         with torch.enable_grad():
             x = x.detach().requires_grad_(True)
             z = surface.logits(x)  # [N, L]
@@ -227,7 +227,8 @@ class JSMA(Attack):
                 (a,) = torch.autograd.grad(z.gather(1, to[:, None]).sum(), x, retain_graph=True)
                 (b,) = torch.autograd.grad(z.scatter(1, to[:, None], 0.0).sum(), x)
         wide = torch.promote_types(x.dtype, torch.float32)
-        return z.detach().argmax(1) == to, a.flatten(1).to(wide), b.flatten(1).to(wide)
+        # Widened first: what stands for infinity in half precision is no more than a common slope.
+        return z.detach().argmax(1) == to, finite(a.flatten(1).to(wide)), finite(b.flatten(1).to(wide))
 
     def _move(
         self, x_k: Tensor, a: Tensor, b: Tensor, changed: Tensor, going: Tensor

@@ -24,13 +24,29 @@ from mmlda.attacks.noise import Noise
 from mmlda.attacks.replay import Step, replay
 from mmlda.attacks.result import AttackResult, concatenate, nothing
 
-__all__ = ["Attack", "Model", "Surface", "check_count", "guarded", "survivors"]
+__all__ = ["Attack", "Model", "Surface", "check_count", "finite", "guarded", "may_be_infinite", "survivors"]
 
 Model = Callable[[Tensor], Tensor]
 
 # How near to 0 and to 1 the first answers must come to look like a sigmoid's. Small logits or cosines may all be
 # between 0 and 1 too, but hardly end just there.
 _END = 0.01
+
+
+def may_be_infinite(g: Tensor) -> bool:
+    """Whether `g` has to be searched for NaN and infinities. On CUDA always: to look costs more than to replace."""
+    return g.is_cuda or not math.isfinite(g.sum().item())
+
+
+def finite(g: Tensor) -> Tensor:
+    """The gradient `g` without NaN, which becomes 0, and infinities, which become large numbers of their sign.
+
+    A square root at a pixel of 0 has an infinite gradient, and 0 times that is NaN: neither may reach the images.
+    """
+    if not may_be_infinite(g):
+        return g
+    far = torch.finfo(g.dtype).max ** 0.4  # its square is a number still
+    return torch.nan_to_num(g, nan=0.0, posinf=far, neginf=-far)
 
 
 class Surface:
@@ -68,20 +84,17 @@ class Surface:
         return self.classes
 
     def gradient(
-        self, loss: Loss, x: Tensor, y: Tensor, target: Tensor | None = None
+        self, loss: Loss, x: Tensor, y: Tensor, target: Tensor | None = None, *, clean: bool = True
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """The loss [N], the logits [N, L], the gradient of the loss in x [like x]; all detached.
 
-        The logits are None for a loss that is a function, since it runs the model itself.
+        The logits are None for a loss that is a function, since it runs the model itself. With `clean` the gradient
+        has no NaN and no infinities (`finite`).
         """
         value, z, g = self._differentiate(loss, x, y, target)
         if z is not None:
             self._note(z)
-        # A square root at a pixel of 0 has an infinite gradient, and 0 times that is NaN: neither may reach the images.
-        if g.is_cuda or not math.isfinite(g.sum().item()):  # to look is cheaper than to replace, and on CUDA it is not
-            far = torch.finfo(g.dtype).max ** 0.4  # its square is a number still
-            g = torch.nan_to_num(g, nan=0.0, posinf=far, neginf=-far)
-        return value, z, g
+        return value, z, finite(g) if clean else g
 
     def sign(self, loss: Loss, x: Tensor, y: Tensor, target: Tensor | None = None) -> Tensor:
         """The sign of the gradient [like x], 0 where that is NaN: what a step in the largest norm needs.

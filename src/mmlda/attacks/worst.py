@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mmlda.attacks.apgd import APGD
-from mmlda.attacks.fab import FAB
+from mmlda.attacks.fab import FAB, in_ball
 from mmlda.attacks.gradient import check_ball
 from mmlda.attacks.losses import Loss
 from mmlda.attacks.result import AttackResult, measure
@@ -55,6 +55,8 @@ class WorstCase(Attack):
         object.__setattr__(self, "losses", tuple(self.losses))
         if self.attacks is not None:
             object.__setattr__(self, "attacks", tuple(self.attacks))
+            if not self.attacks:
+                raise ValueError("attacks = []: expected one at least, as nothing breaks nothing")
             for attack in self.attacks:
                 if attack.bounds != self.bounds:
                     raise ValueError(f"attacks: {attack} has other bounds than the worst case, {self.bounds}")
@@ -90,9 +92,8 @@ class WorstCase(Attack):
             result = attack.attack(surface, x[who], y[who], to, index[who])
             open_ = winner[who] == -1
             steps = steps.index_add(0, who, result.steps * open_)
-            size = result.linf if self.norm == "linf" else result.l2
             # A fixed-budget attack is in the ball by construction, up to rounding in its images' dtype.
-            near = size <= self.eps * (1 + 1e-5) + 4 * torch.finfo(x.dtype).eps * max(map(abs, self.bounds))
+            near = in_ball(x[who], result.x_adv, self.eps, self.norm, self.bounds)
             # An attack with a target of its own may miss it and break the sample all the same.
             reached = result.prediction != y[who] if target is None else result.success
             won = open_ & reached & near
