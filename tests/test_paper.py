@@ -467,3 +467,17 @@ def test_the_papers_own_recipe_of_mmlda_is_a_row_of_table_1_on_cifar10():
     ours, theirs = (setup.recipe(row, 2) for row in ("MM-LDA", "MM-LDA (Adam)"))
     assert ours.optimizer == theirs.optimizer == "adam" and ours.decoupled and not theirs.decoupled
     assert theirs == dataclasses.replace(RECIPES["cifar10-mmlda-adam"], seed=2)
+
+
+def test_fewer_steps_of_fine_tuning_are_taken_and_told(setup, tmp_path):
+    short = dataclasses.replace(setup, out=tmp_path, tuning=3)
+    (tmp_path / "networks").symlink_to(setup.out / "networks")
+    networks(setup, ("SR",))
+    cells = [("SR + SAT", "ILCM", 0.2)]
+    (result,) = paper.table2(short, rows=("SR + SAT",), kinds=("ILCM",), eps=(0.2,), cells=cells)
+    assert result.steps == 3 and "3 steps of fine-tuning, not 300" in result.note
+    worst = {r.cell["model"]: r for r in paper.worst_case(short, eps=(0.2,), cells=cells)}
+    assert "3 steps of fine-tuning" in worst["SR + SAT (ILCM)"].note
+    assert "fine-tuning" not in worst["SR"].note and "60 training steps" in worst["SR"].note
+    with pytest.raises(ValueError, match="tuning = 0"):
+        dataclasses.replace(setup, tuning=0)

@@ -142,6 +142,7 @@ def reproduce(
     data: Annotated[str, typer.Option(help="digits, mnist or cifar10.")] = "digits",
     out: Annotated[Path, typer.Option(help="Folder for the results; what is there stays.")] = Path("results"),
     steps: Annotated[int | None, typer.Option(help="Training steps; the paper's by default.")] = None,
+    tuning: Annotated[int | None, typer.Option(help="Steps of fine-tuning; the paper's share by default.")] = None,
     n: Annotated[int | None, typer.Option(help="Images to attack; all (1,000 for JSMA, C&W) by default.")] = None,
     seeds: Annotated[str, typer.Option(help="Of the networks: 0 or 0,1,2.")] = "0",
     shipped: Annotated[bool, typer.Option(help="Use the networks that ship instead of training.")] = False,
@@ -174,7 +175,7 @@ def reproduce(
         numbers = tuple(int(part) for part in seeds.split(","))
     except ValueError:
         raise ValueError(f"seeds = {seeds!r}: expected numbers with commas between, 0,1,2") from None
-    setup = paper.Setup(data=data, out=out, steps=steps, n=n, seeds=numbers, shipped=shipped, root=root,
+    setup = paper.Setup(data=data, out=out, steps=steps, tuning=tuning, n=n, seeds=numbers, shipped=shipped, root=root,
                         device=pick(device), at_once=at_once, ray=ray, show=not as_json)  # fmt: skip
     results = paper.reproduce(name, setup)
     if as_json:

@@ -40,7 +40,8 @@ class Setup:
     Args:
         data: digits, mnist or cifar10.
         out: folder for the results, the networks and the work under way; what is there is not done again.
-        steps: of training; the paper's by default. Fine-tuning is in proportion.
+        steps: of training; the paper's by default. Fine-tuning is in proportion, unless `tuning` says otherwise.
+        tuning: steps of fine-tuning.
         n: images attacked; all by default (the first 1,000 for JSMA, C&W and the worst case).
         seeds: of the networks.
         shipped: take the networks that come with the package instead of training them.
@@ -51,6 +52,7 @@ class Setup:
     data: str = "digits"
     out: Path = Path("results")
     steps: int | None = None
+    tuning: int | None = None
     n: int | None = None
     seeds: tuple[int, ...] = (0,)
     shipped: bool = False
@@ -63,7 +65,7 @@ class Setup:
     def __post_init__(self) -> None:
         if self.data not in TUNING:
             raise ValueError(f"data = {self.data!r}: expected one of {', '.join(TUNING)}")
-        for name in ("steps", "n", "at_once"):
+        for name in ("steps", "tuning", "n", "at_once"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} = {value}: expected at least 1")
@@ -90,6 +92,11 @@ class Setup:
         if row == "SR (Adam)":
             recipe = dataclasses.replace(recipe, optimizer="adam", lr=1e-3)
         return dataclasses.replace(recipe.scaled(self.steps or recipe.steps), seed=seed)
+
+    def tuning_note(self) -> str:
+        """The number of fine-tuning steps, where it is not the paper's."""
+        full = round(RECIPES[f"{self.data}-sr"].steps * TUNING[self.data])
+        return "" if self.tuning in (None, full) else f"{self.tuning} steps of fine-tuning, not {full}"
 
     def note(self, *more: str, n: int | None = None) -> str:
         """The scale, where it is not the paper's: data, steps, images, and what else there is to say."""
@@ -168,7 +175,7 @@ def trained(setup: Setup, job: Job, folder: str) -> Classifier:
 
 def tuned(setup: Setup, net: Net, cells: list[tuple[str, str, float | None]]) -> list[Net]:
     """The SR network fine-tuned on adversarial examples (B.2), for cells (row, attack, eps or None for HAT's range)."""
-    steps = max(1, round(net.recipe.steps * TUNING[setup.data]))
+    steps = setup.tuning or max(1, round(net.recipe.steps * TUNING[setup.data]))
     nets = []
     for row, attack, eps in cells:
         recipe = hat(attack.lower(), steps=steps) if eps is None else sat(attack.lower(), eps, steps=steps)

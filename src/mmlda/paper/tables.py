@@ -136,7 +136,8 @@ def _tuned_rows(
     wanted = [cell for cell in wanted if cells is None or cell in cells]
     found, nets = [], _tuned(setup, net, wanted)
     for cell in wanted:
-        note = "" if len(wanted) == 18 else f"{len(wanted)} of the 18 cells of the fine-tuned rows"
+        part = "" if len(wanted) == 18 else f"{len(wanted)} of the 18 cells of the fine-tuned rows"
+        note = "; ".join(words for words in (setup.tuning_note(), part) if words)
         found += _table2_cells(setup, nets[cell], cell[1], cell[2], (), note)
     return found
 
@@ -180,6 +181,7 @@ def worst_case(
             setup, dataclasses.replace(net, row=row), attacks.WorstCase(eps=e), kind="worst", n=setup.images(MOST),
             name=f"worst-{setup.data}-{slug(row)}-{e:.4g}-{net.seed}", cell={"attack": "WorstCase", "eps": e},
             what=f"accuracy of {row} under the worst case at {e:.4g} on {setup.data}",
+            note=setup.note(setup.tuning_note() if net.recipe.adversary else "", n=setup.images(MOST)),
         )  # fmt: skip
         results.append(result.save(setup.out, outcomes))
     return results
@@ -234,7 +236,8 @@ def audits(setup: Setup, n: int = 200, cells: Sequence[tuple[str, str, float]] =
             other = next(one.model for one in plain if (one.row == "SR") != (net.row == "SR") and one.seed == net.seed)
             found = audit(net.model, test, eps=eps, n=n, surrogate=other, device=setup.device, show=setup.show)
             cell = {"data": setup.data, "model": net.row, "eps": eps, "seed": net.seed}
-            fields = {"seed": net.seed, "note": setup.note(found.note), **net.about(), **about}
+            note = setup.note(setup.tuning_note() if net.recipe.adversary else "", found.note)
+            fields = {"seed": net.seed, "note": note, **net.about(), **about}
             there = dataclasses.replace(found, name=name, cell=cell, **fields).save(setup.out)
         results.append(there)
     return results
