@@ -6,28 +6,15 @@ each image of CIFAR-10, with the mean of ours and of the paper.
 
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("svg")
-import matplotlib.pyplot as plt
 import numpy as np
+from make_theory_figures import FIGURES, plt, save
 from safetensors.torch import load
 
 from mmlda.paper import numbers
 from mmlda.results import load_all
 
-FIGURES = Path(__file__).parent / "figures"
 RESULTS = Path(__file__).parent.parent / "results"
 COLOURS = {"SR": "#3b6fb6", "MM-LDA": "#d1495b"}
-plt.rcParams.update({
-    "svg.hashsalt": "mmlda", "font.size": 9, "figure.constrained_layout.use": True, "legend.frameon": False,
-    "axes.grid": True, "grid.alpha": 0.25, "axes.spines.top": False, "axes.spines.right": False,
-})  # fmt: skip
-
-
-def save(figure: plt.Figure, name: str, folder: Path = FIGURES) -> None:
-    figure.savefig(folder / f"{name}.svg", metadata={"Date": None})  # no date: the same plot is the same file
-    plt.close(figure)
 
 
 def robustness(folder: Path = FIGURES) -> None:

@@ -24,8 +24,8 @@ plt.rcParams.update({
 })  # fmt: skip
 
 
-def save(figure: plt.Figure, name: str) -> None:
-    figure.savefig(FIGURES / f"{name}.svg", metadata={"Date": None})  # no date: the same plot is the same file
+def save(figure: plt.Figure, name: str, folder: Path = FIGURES) -> None:
+    figure.savefig(folder / f"{name}.svg", metadata={"Date": None})  # no date: the same plot is the same file
     plt.close(figure)
 
 

@@ -521,6 +521,9 @@ def test_what_is_no_classifier_or_no_labels_is_named(name: str) -> None:
             ATTACKS[name]()(wrong, x, torch.zeros_like(y))
     with pytest.raises(ValueError, match="y is a list"):
         ATTACKS[name]()(model, x, y.tolist())
+    for wrong_target in (y.tolist(), True):
+        with pytest.raises(ValueError, match=r"target is .*: expected a tensor of integers"):
+            ATTACKS[name]()(model, x, y, target=wrong_target)
 
 
 @pytest.mark.parametrize("eps", ["0.1", True, None, -0.1, float("nan")])

@@ -12,8 +12,8 @@ from test_attacks_gradient import linear_case
 from torch import Tensor, nn
 
 from mmlda.attacks import APGD, BIM, FAB, PGD, Square, WorstCase
-from mmlda.attacks.fab import in_ball, levelled, to_plane
-from mmlda.attacks.gradient import limits, project
+from mmlda.attacks.fab import levelled, to_plane
+from mmlda.attacks.gradient import in_ball, limits, project
 from mmlda.attacks.square import bump, share, window
 
 

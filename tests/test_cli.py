@@ -150,8 +150,26 @@ def test_mistakes_are_one_line_and_exit_code_2(words, what, tmp_path):
     assert done.stdout == ""
 
 
-def test_unknown_options_exit_with_2():
-    assert "No such option" in mmlda("train", "--fast", code=2).stderr
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [(("train", "--fast"), "No such option"), (("attack",), "Missing argument"), (("fly",), "No such command"),
+     (("attack", "mnist-sr", "--attack", "bim", "--eps", "abc", "--out", "x"), "'--eps'")],
+)  # fmt: skip
+def test_what_the_parser_refuses_is_one_line_too(words, what):
+    done = mmlda(*words, code=2)
+    assert what in done.stderr and done.stderr.startswith("mmlda: ") and done.stderr.count("\n") == 1
+
+
+def test_no_words_at_all_are_answered_with_the_help():
+    done = mmlda(code=2)
+    assert done.stdout.startswith("Usage: ") and "mmlda [OPTIONS] COMMAND" in done.stdout and done.stderr == ""
+
+
+def test_a_file_in_the_place_of_a_folder_is_named(run, tmp_path):
+    path = tmp_path / "a file"
+    path.write_text("")
+    done = mmlda("attack", run[0], "--attack", "fgsm", "--eps", 0.1, "--n", 4, "--out", path, code=2)
+    assert done.stderr == f"mmlda: {path}: expected another kind of path: File exists\n"
 
 
 def test_theory_and_means():

@@ -59,7 +59,9 @@ def test_the_readme_says_what_the_results_say():
     for key, (ours, paper) in shown.items():
         assert (round(found[key].value, 1), found[key].paper) == (ours, paper), key
     assert {r.value for r in RESULTS if r.kind == "audit" and ships(r)} == {"none"}
-    assert "audit calls all four networks" in text
+    audited = [r for r in RESULTS if r.kind == "audit" and ships(r)]
+    assert len(audited) == 5 and {r.n for r in audited} == {100}
+    assert "audit (100 images each) calls all five networks" in " ".join(text.split())
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/training.md"])
@@ -88,7 +90,7 @@ def test_the_readmes_figures_and_numbers_are_drawn_from_the_results(tmp_path, mo
     monkeypatch.syspath_prepend(ROOT / "docs")
     import make_result_figures as maker
 
-    text, of = (ROOT / "README.md").read_text(), {r.name: r for r in RESULTS}
+    text, of = " ".join((ROOT / "README.md").read_text().split()), {r.name: r for r in RESULTS}
     for name in ("robustness", "distortions"):
         assert f"(docs/figures/{name}.svg)" in text
         getattr(maker, name)(tmp_path)
@@ -97,7 +99,7 @@ def test_the_readmes_figures_and_numbers_are_drawn_from_the_results(tmp_path, mo
             pytest.skip("another matplotlib draws other paths")
         assert drawn == there, "run python docs/make_result_figures.py"
     fit = of["latent-cifar10-mm-lda-0"].numbers
-    assert f"lie {fit['mean_offset']:.1f} from means of norm 10" in text and f"\nof {fit['variance']:.3f} where" in text
+    assert f"lie {fit['mean_offset']:.1f} from means of norm 10" in text and f"of {fit['variance']:.3f} where" in text
     left = [[of[f"worst-cifar10-{row}-{eps}-0"].value for row in ("sr", "mm-lda")] for eps in ("0.007843", "0.01569")]
     assert left == [[0.1, 0.1], [0.0, 0.0]] and "both keep 0.1% at 2/255 and nothing at 4/255" in text
     rates = [of[f"table3-cifar10-{row}-untargeted-0"].numbers["success_rate"] for row in ("sr", "mm-lda")]

@@ -1,5 +1,6 @@
 """Attacks on many images: what is kept of each, and that finished work is not repeated."""
 
+import contextlib
 import json
 from dataclasses import replace
 
@@ -46,6 +47,21 @@ def test_predictions_leave_the_mode_as_it_was(model, digits):
     assert model.training and model.backbone.layers[1].training
     model.eval()
     assert torch.equal(first, predictions(model, digits[1], batch_size=11))
+
+
+def test_the_success_that_is_shown_is_of_all_images_so_far(model, digits, tmp_path, monkeypatch):
+    shown = []
+
+    @contextlib.contextmanager
+    def progress(*_, **__):
+        yield lambda done, **numbers: shown.append((done, numbers["success"]))
+
+    monkeypatch.setattr(outcomes, "progress", progress)
+    attack_images(model, digits[1], FGSM(eps=0.06), out=tmp_path, n=90, chunk=10)
+    won = FGSM(eps=0.06)(model, digits[1].pixels(slice(90)), digits[1].labels[:90]).success.double()
+    assert shown == [(n, pytest.approx(float(won[:n].mean()), abs=0.02)) for n in range(10, 91, 10)]
+    alone = [float(part.mean()) for part in won.split(10)]
+    assert max(abs(one - success) for one, (_, success) in zip(alone, shown)) > 0.1  # and not of the last chunk
 
 
 def test_the_summary_is_what_the_attack_did(model, digits, tmp_path):

@@ -17,12 +17,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mmlda.attacks.gradient import check_ball, norm_of, random_start, tall
+from mmlda.attacks.gradient import check_ball, in_ball, norm_of, random_start, tall
 from mmlda.attacks.losses import other_classes
 from mmlda.attacks.result import AttackResult, measure
 from mmlda.attacks.surface import Attack, Surface, check_count, may_be_infinite, survivors
 
-__all__ = ["FAB", "in_ball"]
+__all__ = ["FAB"]
 
 _OVERSHOOT = 1.05  # eta: past the linearised boundary by this factor
 _BIAS = 0.1  # alpha_max: the most weight the projection of the original gets
@@ -58,24 +58,6 @@ def to_plane(x: Tensor, w: Tensor, c: Tensor, norm: str, bounds: tuple[float, fl
     steep = slope.gather(1, k.clamp_max(last))
     scale = torch.where((k <= last) & (steep > 0), (need - before) / steep, torch.inf)  # lambda, [N, 1]
     return sign * torch.minimum(torch.where(scale < torch.inf, scale * b, room), room)
-
-
-def in_ball(x: Tensor, x_adv: Tensor, eps: float, norm: str, bounds: tuple[float, float]) -> Tensor:
-    """Whether each `x_adv` is a point of the ball around its `x`, rounded to the dtype of the images: bool [N].
-
-    A pixel gets half the distance between two numbers of that dtype around it, which is what x + eps is rounded by
-    and in bfloat16 can be as much as a small eps. What is beyond that is the perturbation's and is measured. The
-    projection rounds too: for L-infinity eps itself, for L2 a difference, its norm, a quotient and a product.
-    """
-    wide = torch.promote_types(x.dtype, torch.float32)
-    own, fine = torch.finfo(x.dtype).eps, torch.finfo(wide).eps
-    v = x_adv.to(wide).flatten(1)  # [N, D]
-    _, exponent = torch.frexp(v)  # |v| is from 2^(exponent - 1) to 2^exponent
-    rounding = torch.ldexp(torch.where(v == 0, 0.0, own / 4), exponent)
-    r = ((v - x.to(wide).flatten(1)).abs() - rounding).clamp_min(0)
-    size = r.amax(1) if norm == "linf" else torch.linalg.vector_norm(r, dim=1)
-    relative = own / 2 if norm == "linf" else 2 * own
-    return size <= eps * (1 + max(1e-5, relative)) + 4 * fine * max(map(abs, bounds))
 
 
 def levelled(w: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from mmlda.attacks.apgd import APGD
-from mmlda.attacks.fab import FAB, in_ball
-from mmlda.attacks.gradient import check_ball
+from mmlda.attacks.fab import FAB
+from mmlda.attacks.gradient import check_ball, in_ball
 from mmlda.attacks.losses import Loss
 from mmlda.attacks.result import AttackResult, measure
 from mmlda.attacks.square import Square

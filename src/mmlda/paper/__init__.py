@@ -17,7 +17,6 @@ __all__ = ["PARTS", "Setup", "audits", "fig2", "fig3", "fig4", "fig5", "latent",
            "table1", "table2", "table3", "theory_figure", "worst_case"]  # fmt: skip
 
 
-
 def _all_audits(setup: Setup) -> list[Result]:
     """Of Table 2's networks, fine-tuned ones too."""
     return audits(setup, cells=tuned_cells())

@@ -100,8 +100,7 @@ def latent(setup: Setup) -> list[Result]:
         if there is None:
             begin = time.perf_counter()
             z = features(net, test.pixels(), setup.device)
-            fit = dataclasses.asdict(net.model.head.cpu().latent_fit(z, test.labels.cpu()))  # type: ignore[operator]
-            net.model.to(setup.device)
+            fit = dataclasses.asdict(net.model.head.latent_fit(z, test.labels.cpu()))  # type: ignore[operator]
             there = Result(
                 name=name,
                 kind="latent",
