@@ -14,7 +14,7 @@ from typing import Any
 
 import reproduction_tables as tables
 from from_results import MISSING, RESULTS, at, files, images, link, load, markdown, put, value
-from reproduction_tables import BIASED, GRADIENT, PLAIN, TARGETS, worst_eps
+from reproduction_tables import BIASED, GRADIENT, PLAIN, TARGETS, WORST_EPS
 
 from mmlda.files import write_whole
 from mmlda.paper import fig5, numbers
@@ -293,11 +293,11 @@ def wanted() -> list[tuple[str, str, list[dict[str, Any]]]]:
             {"data": "cifar10", "model": "MM-LDA (Adam)", "attack": "JSMA", "eps": e, **v}
             for e in numbers.EPS for v in jsma]),
         ("Worst case of MM-LDA with Adam", "worst", [
-            {"data": "cifar10", "model": "MM-LDA (Adam)", "eps": e} for e in worst_eps("cifar10")]),
+            {"data": "cifar10", "model": "MM-LDA (Adam)", "eps": e} for e in WORST_EPS]),
         ("Audit of MM-LDA with Adam", "audit", [{"data": "cifar10", "model": "MM-LDA (Adam)"}]),
         ("Table 3", "table3", [{"data": d, "model": m, "target": t} for d in both for m in PLAIN for t in TARGETS]),
         ("Worst case of SR and MM-LDA", "worst", [
-            {"data": d, "model": m, "eps": e} for d in both for m in PLAIN for e in worst_eps(d)]),
+            {"data": d, "model": m, "eps": e} for d in both for m in PLAIN for e in WORST_EPS]),
         ("Worst case of the fine-tuned networks", "worst", [
             {"data": d, "model": f"{r} ({k})", "eps": e} for d in both for r, k, e in tuned]),
         ("Audit of SR and MM-LDA", "audit", [{"data": d, "model": m} for d in both for m in PLAIN]),

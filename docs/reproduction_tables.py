@@ -11,7 +11,7 @@ from mmlda.paper import numbers
 from mmlda.paper.setup import plain_rows
 from mmlda.paper.suspects import ATTACKS as SUSPECT_ATTACKS
 from mmlda.paper.suspects import VARIANTS
-from mmlda.paper.tables import JSMA, RGB_EPS
+from mmlda.paper.tables import FIELD_EPS, JSMA
 from mmlda.report.entries import DATA, Entry, fixed, grouped, number, of_kind, plain
 from mmlda.report.summary import PARTS
 from mmlda.report.tables import STANDS_STILL, mean_number, ours
@@ -20,13 +20,9 @@ PLAIN = ("SR", "MM-LDA")
 TUNED = ("SR + SAT", "SR + HAT")
 GRADIENT = ("FGSM", "BIM", "ILCM")
 TARGETS = ("untargeted", "random")
+WORST_EPS = (*FIELD_EPS, *numbers.EPS)
 BIASED = ("SR", "MM-LDA", "MM-LDA, true priors")
 OWN = {"claim", "suspect", "audit", "theory", "worst", "table1", "table2", "table3", "fig2", "fig3", "fig4", "fig5"}
-
-
-def worst_eps(data: str) -> tuple[float, ...]:
-    """Where the worst case is wanted."""
-    return (*(RGB_EPS if data == "cifar10" else ()), *numbers.EPS)
 
 
 def many(group: Iterable[Entry]) -> str:
@@ -106,13 +102,13 @@ def worst(entries: list[Entry]) -> str:
     text = ""
     for data in numbers.DATASETS:
         here = at(entries, "worst", data=data)
-        sizes = sorted({*worst_eps(data), *(e.eps for e in here if e.eps is not None)})
+        sizes = sorted({*WORST_EPS, *(e.eps for e in here if e.eps is not None)})
         rows = []
         for row in (*plain_rows(data), *(f"{row} ({kind})" for row in TUNED for kind in GRADIENT)):
             cells = [at(here, "worst", model=row, eps=eps) for eps in sizes]
             asked = [row in plain_rows(data) or eps in numbers.EPS for eps in sizes]
             rows.append([row, *(value(cell) if cell or wanted else "–" for cell, wanted in zip(cells, asked))])
-        shown = [f"{round(255 * eps)}/255" if eps in RGB_EPS else f"{eps:g}" for eps in sizes]
+        shown = [f"{round(255 * eps)}/255" if eps in FIELD_EPS else f"{eps:g}" for eps in sizes]
         text += f"{DATA[data]}, accuracy in % at each eps{many(here)}:\n\n"
         text += markdown(("network", *shown), rows) + "\n"
     return text.removesuffix("\n") + below(entries, "worst")

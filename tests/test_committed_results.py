@@ -60,8 +60,8 @@ def test_the_readme_says_what_the_results_say():
         assert (round(found[key].value, 1), found[key].paper) == (ours, paper), key
     assert {r.value for r in RESULTS if r.kind == "audit" and ships(r)} == {"none"}
     audited = [r for r in RESULTS if r.kind == "audit" and ships(r)]
-    assert len(audited) == 5 and {r.n for r in audited} == {100}
-    assert "audit (100 images each) calls all five networks" in " ".join(text.split())
+    assert len(audited) == 5 and {r.n for r in audited} == {200}
+    assert "audit (200 images each) calls all five networks" in " ".join(text.split())
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/training.md"])

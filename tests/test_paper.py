@@ -15,12 +15,13 @@ import torch
 from safetensors.torch import load
 
 import mmlda
+from mmlda import data as datasets
 from mmlda import paper, sweeps, zoo
 from mmlda.attacks import BIM
 from mmlda.models import build
 from mmlda.paper import Setup, numbers
 from mmlda.paper.figures import semantic
-from mmlda.paper.setup import networks, tuned
+from mmlda.paper.setup import Net, networks, tuned
 from mmlda.paper.suspects import VARIANTS, VIEWS, clipped, verdict
 from mmlda.paper.tables import difference, ratio_interval, robust
 from mmlda.recipes import RECIPES
@@ -217,6 +218,23 @@ def test_more_robust_means_by_the_worst_case_and_beyond_chance(ours, base, tuned
     rows.append(result("SR + SAT (BIM)", 0.12, tuned))
     monkeypatch.setattr("mmlda.paper.tables.worst_case", lambda setup, cells: rows)
     assert robust(Setup(out=tmp_path, show=False), [])[-1].holds is holds
+
+
+@pytest.mark.parametrize("data, sizes", [("mnist", 6), ("cifar10", 6), ("digits", 3)])
+def test_the_worst_case_is_taken_at_the_perturbations_of_the_field_too(data, sizes, tmp_path, monkeypatch):
+    seen = []
+
+    def attacked(setup, net, attack, **more):
+        seen.append((net.row, attack.eps, more["name"]))
+        return Result(name=more["name"], kind="worst", what="", cell={}, value=1.0, n=1), None, None
+
+    monkeypatch.setattr("mmlda.paper.tables.attacked", attacked)
+    net = Net(None, "n", "SR", 0, RECIPES["mnist-sr"])
+    monkeypatch.setattr("mmlda.paper.tables.networks", lambda setup, rows: [net])
+    monkeypatch.setattr("mmlda.paper.setup._sets", lambda data, root: datasets.load("digits"))
+    paper.worst_case(Setup(data=data, out=tmp_path, show=False))
+    assert len(set(seen)) == len(seen) == sizes and {eps for _, eps, _ in seen} >= set(numbers.EPS)
+    assert sorted(eps for _, eps, _ in seen)[:3] == ([2 / 255, 4 / 255, 8 / 255] if sizes == 6 else [*numbers.EPS])
 
 
 def test_the_ratios_interval_covers_as_often_as_it_says():
