@@ -9,13 +9,12 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from from_results import MISSING, RESULTS, at, images, link, load, markdown, put, value
+from from_results import MISSING, RESULTS, at, images, link, load, markdown, put, size, value
 
 from mmlda import zoo
 from mmlda.checkpoints import packed
 from mmlda.files import write_whole
 from mmlda.paper import numbers
-from mmlda.paper.tables import FIELD_EPS
 from mmlda.report.entries import DATA, Entry, grouped, number, plain
 from mmlda.report.tables import mean_number, ours, variant
 
@@ -71,8 +70,7 @@ def attacked(entries: list[Entry]) -> str:
     for eps in sizes:
         cells = [[e for e in found if e.eps == eps and _attack(e) == name] for name in names]
         asked = [eps in numbers.EPS or name == "worst case" for name in names]  # the paper has three perturbations
-        shown = f"{round(255 * eps)}/255" if eps in FIELD_EPS else plain(eps)
-        rows.append([shown, *(value(cell) if cell or wanted else "–" for cell, wanted in zip(cells, asked))])
+        rows.append([size(eps), *(value(cell) if cell or wanted else "–" for cell, wanted in zip(cells, asked))])
     return markdown(("eps", *names), rows) if rows else f"Under attack: {MISSING}.\n"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 
-from from_results import MISSING, at, images, link, markdown, notes, value
+from from_results import MISSING, at, images, link, markdown, notes, size, value
 
 from mmlda.paper import numbers
 from mmlda.paper.setup import plain_rows
@@ -108,9 +108,8 @@ def worst(entries: list[Entry]) -> str:
             cells = [at(here, "worst", model=row, eps=eps) for eps in sizes]
             asked = [row in plain_rows(data) or eps in numbers.EPS for eps in sizes]
             rows.append([row, *(value(cell) if cell or wanted else "–" for cell, wanted in zip(cells, asked))])
-        shown = [f"{round(255 * eps)}/255" if eps in FIELD_EPS else f"{eps:g}" for eps in sizes]
         text += f"{DATA[data]}, accuracy in % at each eps{many(here)}:\n\n"
-        text += markdown(("network", *shown), rows) + "\n"
+        text += markdown(("network", *map(size, sizes)), rows) + "\n"
     return text.removesuffix("\n") + below(entries, "worst")
 
 

@@ -1,19 +1,14 @@
 """Downloads against a local server that misbehaves, full disks, two at once, and the package clients."""
 
-import contextlib
-import errno
 import gzip
 import hashlib
 import io
 import json
 import os
 import re
-import resource
 import shutil
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -22,166 +17,11 @@ import torch
 from PIL import Image
 from test_data import write_idx
 from test_formats import cifar_bin, cifar_py, idx_bytes, images_and_labels, tar_bytes
+from web import file_size_limit, known
 
 from mmlda import data, fetch
-from mmlda.fetch import FetchError, File, Package, Web, check, download
-
-BODY = np.random.default_rng(2).bytes(700_001)
-
-
-def known(name, content, algorithm="sha256"):
-    return File(name, len(content), f"{algorithm}:{hashlib.new(algorithm, content).hexdigest()}")
-
-
-class Server(ThreadingHTTPServer):
-    """Serves `files` by path. `faults[path]` is a list of what goes wrong, one for each request, then nothing:
-    a number (the connection is cut after that many bytes), "404", "500", "no range", "wrong range"."""
-
-    daemon_threads = True
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.files, self.faults, self.log = {}, {}, []
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    @property
-    def address(self):
-        return f"http://127.0.0.1:{self.server_port}/"
-
-    def ranges(self, path):
-        return [asked for requested, asked in self.log if requested == path]
-
-
-class Handler(BaseHTTPRequestHandler):
-    def log_message(self, *args):
-        pass
-
-    def do_GET(self):
-        server, path = self.server, self.path.lstrip("/")
-        asked = self.headers.get("Range")
-        server.log.append((path, asked))
-        faults = server.faults.get(path, [])
-        fault = faults.pop(0) if faults else None
-        if fault in ("404", "500") or path not in server.files:
-            self.send_error(int(fault or 404))
-            return
-        body = server.files[path]
-        start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and fault != "no range" else 0
-        self.send_response(206 if start else 200)
-        if start:
-            self.send_header("Content-Range", f"bytes {0 if fault == 'wrong range' else start}-{len(body) - 1}/*")
-        self.send_header("Content-Length", str(len(body) - start))
-        self.end_headers()
-        end = start + fault if isinstance(fault, int) else len(body)
-        self.wfile.write(body[start:end])
-        if isinstance(fault, int):
-            self.wfile.flush()
-            self.close_connection = True
-
-
-@pytest.fixture
-def server():
-    made = Server()
-    made.files["file"] = BODY
-    yield made
-    made.shutdown()
-    made.server_close()
-
-
-def whole(path, body=BODY):
-    return path.read_bytes() == body and sorted(p.name for p in path.parent.iterdir()) == [path.name]
-
-
-# --------------------------------------------------------------------------------------------------- one file
-
-
-@pytest.mark.parametrize("algorithm", ["sha256", "md5"])
-def test_download(server, tmp_path, algorithm):
-    seen = []
-    dest = tmp_path / "new folder" / "file"
-    download([server.address + "file"], dest, known("file", BODY, algorithm), lambda *at: seen.append(at))
-    assert whole(dest) and len(server.log) == 1
-    done = [d for d, _ in seen]
-    assert done == sorted(done) and len(done) > 1 and seen[-1] == (len(BODY), len(BODY))
-    download([server.address + "file"], dest, known("file", BODY, algorithm))
-    assert len(server.log) == 1  # it was there
-
-
-def test_cut_connections_go_on_where_they_were_cut(server, tmp_path):
-    server.faults["file"] = [100_000, 300_000, 1]
-    download([server.address + "file"], tmp_path / "file", known("file", BODY))
-    assert whole(tmp_path / "file")
-    assert server.ranges("file") == [None, "bytes=100000-", "bytes=400000-", "bytes=400001-"]
-
-
-def test_a_later_call_goes_on(server, tmp_path):
-    server.faults["file"] = [250_000, 0]
-    with pytest.raises(FetchError, match=r"file: .*(cut after 250000 of 700001|closed|reset)"):
-        download([server.address + "file"], tmp_path / "file", known("file", BODY))
-    assert [p.name for p in tmp_path.iterdir()] == ["file.part"]
-    download([server.address + "file"], tmp_path / "file", known("file", BODY))
-    assert whole(tmp_path / "file") and server.ranges("file")[-1] == "bytes=250000-"
-
-
-def test_a_cut_goes_on_at_the_next_mirror(server, tmp_path):
-    server.files["b/file"] = BODY
-    server.faults["file"] = [250_000, "500"]
-    download([server.address + "file", server.address + "b/file"], tmp_path / "file", known("file", BODY))
-    assert whole(tmp_path / "file") and server.ranges("b/file") == ["bytes=250000-"]
-
-
-def test_servers_without_ranges(server, tmp_path):
-    server.faults["file"] = [250_000, "no range"]
-    download([server.address + "file"], tmp_path / "file", known("file", BODY))
-    assert whole(tmp_path / "file")
-    (tmp_path / "file").unlink()
-    server.files["b/file"] = BODY
-    server.faults["file"] = [250_000, "wrong range"]
-    download([server.address + "file", server.address + "b/file"], tmp_path / "file", known("file", BODY))
-    assert whole(tmp_path / "file")
-
-
-def test_mirrors_in_turn(server, tmp_path):
-    server.files |= {"wrong/file": BODY[:-1] + b"?", "short/file": BODY[:-5], "long/file": BODY + b"more"}
-    server.faults["broken/file"] = ["500"]
-    mirrors = ("missing", "broken", "wrong", "short", "long")
-    urls = [f"{server.address}{mirror}/file" for mirror in mirrors]
-    download(["http://127.0.0.1:9/file", *urls, server.address + "file"], tmp_path / "file", known("file", BODY))
-    assert whole(tmp_path / "file")
-    order = [path.split("/")[0] for path, _ in server.log]
-    assert [m for n, m in enumerate(order) if m not in order[:n]] == [*mirrors, "file"]
-
-
-@pytest.mark.parametrize("served", [BODY[:-1] + b"?", b"?" + BODY[1:], BODY[:-5], BODY + b"more", b""])
-def test_what_is_wrong_is_never_there(server, tmp_path, served):
-    server.files["file"] = served
-    with pytest.raises(FetchError, match=f"{server.address}file: "):
-        download([server.address + "file"], tmp_path / "file", known("file", BODY))
-    assert not (tmp_path / "file").exists()
-    server.files["file"] = BODY
-    download([server.address + "file"], tmp_path / "file", known("file", BODY))
-    assert whole(tmp_path / "file")
-
-
-def test_wrong_hash_says_so(server, tmp_path):
-    server.files["file"] = BODY[::-1]
-    with pytest.raises(FetchError, match=f"has sha256:{hashlib.sha256(BODY[::-1]).hexdigest()}, expected sha256:"):
-        download([server.address + "file"], tmp_path / "file", known("file", BODY))
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("stale", [b"garbage" * 1000, bytes(len(BODY)), bytes(len(BODY) + 7)])
-def test_stale_parts_are_dropped(server, tmp_path, stale):
-    (tmp_path / "file.part").write_bytes(stale)
-    download([server.address + "file"], tmp_path / "file", known("file", BODY))
-    assert whole(tmp_path / "file")
-
-
-def test_wrong_file_in_place_is_replaced(server, tmp_path):
-    (tmp_path / "file").write_bytes(b"something else")
-    download([server.address + "file"], tmp_path / "file", known("file", BODY))
-    assert whole(tmp_path / "file")
-
+from mmlda.download import FetchError
+from mmlda.fetch import Package, Web, check
 
 # --------------------------------------------------------------------------------------------------- datasets
 
@@ -338,23 +178,6 @@ def test_names_are_checked(tmp_path):
 # -------------------------------------------------------------------------------------------------- full disks
 
 
-@contextlib.contextmanager
-def file_size_limit(size):
-    """No file of this process may grow beyond `size`: writing on is an error, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_no_room_for_a_file(server, tmp_path):
-    with file_size_limit(300_000), pytest.raises(OSError, match=r"no room for .*file \(700001 bytes\)") as error:
-        download([server.address + "file"], tmp_path / "file", known("file", BODY))
-    assert error.value.errno == errno.EFBIG and list(tmp_path.iterdir()) == []
-
-
 def test_no_room_for_a_dataset(server, tiny, tmp_path):
     with file_size_limit(20_000), pytest.raises(OSError, match=rf"no room for mnist .* below {tmp_path}"):
         fetch.fetch("mnist", tmp_path, [tiny])
@@ -374,28 +197,6 @@ def test_no_room_to_unpack(server, tmp_path, monkeypatch):
     with file_size_limit(100_000), pytest.raises(OSError, match="no room for cifar10"):
         fetch.fetch("cifar10", tmp_path, [source])
     assert entries(tmp_path) == []
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = (
-        os.geteuid() == 0
-        and not subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=600k", "mmlda-test", folder], capture_output=True
-        ).returncode
-    )
-    if not mounted:
-        pytest.skip("can't mount a small tmpfs here: needs root")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
-
-
-def test_full_disk(server, small_disk):
-    with pytest.raises(OSError, match="no room for") as error:
-        download([server.address + "file"], small_disk / "file", known("file", BODY))
-    assert error.value.errno == errno.ENOSPC and list(small_disk.iterdir()) == []
 
 
 def test_full_disk_loses_nothing(server, tiny, small_disk):
@@ -451,8 +252,8 @@ def test_a_killed_fetch_is_no_obstacle(server, tiny, tmp_path):
         [str(tmp_path), server.address, [(f.name, f.size, f.digest) for f in tiny.files], fetch.CONTENT["mnist"]]
     )
     # It kills itself, hard, as soon as the first cut has left it with a part of a file.
-    script = CHILD.replace("from mmlda import fetch", "from mmlda import fetch\nimport os, signal").replace(
-        'print("ready"', 'fetch.time.sleep = lambda _: os.kill(os.getpid(), signal.SIGKILL)\nprint("ready"'
+    script = CHILD.replace("from mmlda import fetch", "from mmlda import fetch\nimport os, signal, time").replace(
+        'print("ready"', 'time.sleep = lambda _: os.kill(os.getpid(), signal.SIGKILL)\nprint("ready"'
     )
     child = subprocess.run([sys.executable, "-c", script, argument], input="go\n", text=True, capture_output=True)
     assert child.returncode == -9

@@ -15,7 +15,7 @@ __all__ = ["app", "judging", "main", "networks", "tools"]
 
 def main() -> None:
     """Run the command line; one line instead of a traceback for what is the user's to mend."""
-    from mmlda.fetch import FetchError
+    from mmlda.download import FetchError
     from mmlda.sweeps import JobsFailed
     from mmlda.training import Diverged
 

@@ -1,0 +1,120 @@
+"""One file from the web: whole and with the right digest, or not there.
+
+A download goes on where it was cut, and tries one mirror after the other.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import http.client
+import os
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmlda._version import __version__
+
+__all__ = ["FULL", "FetchError", "File", "Progress", "download", "file_digest"]
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+BLOCK = 1 << 18
+ATTEMPTS = 100  # per mirror, each of which must bring the download further
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class FetchError(RuntimeError):
+    """No source had what was asked for; the message says what each one answered."""
+
+
+@dataclass(frozen=True)
+class File:
+    name: str
+    size: int
+    digest: str  # "sha256:..." or, where its publisher gives no other, "md5:..."
+
+
+def download(urls: Sequence[str], dest: Path, file: File, progress: Progress | None = None) -> Path:
+    """Download `file` from the first of `urls` that has it, to `dest`: whole and with the right digest, or not.
+
+    What has arrived is kept in `dest.part`; a cut connection, or a later call, goes on from there. A full disk
+    is an `OSError` and leaves nothing; when every address failed a `FetchError` says how.
+    """
+    part = dest.with_name(dest.name + ".part")
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    if dest.exists() and file_digest(dest, file.digest) == file.digest:
+        return dest
+    failures = []
+    for url in urls:
+        resumed = part.exists()
+        for _ in range(ATTEMPTS):
+            had = _size(part)
+            try:
+                _transfer(url, part, file.size, progress)
+                found = file_digest(part, file.digest)
+                if found == file.digest:
+                    _into_place(part, dest)
+                    return dest
+            except (OSError, http.client.HTTPException) as error:
+                if isinstance(error, OSError) and error.errno in FULL:
+                    part.unlink(missing_ok=True)
+                    raise OSError(error.errno, f"no room for {dest} ({file.size} bytes)") from error
+                if _size(part) > had:
+                    time.sleep(0.2)
+                    continue  # cut, but it came further: go on from there
+                failures.append(f"{url}: {error}")
+                break
+            part.unlink()
+            if not resumed:
+                failures.append(f"{url}: has {found}, expected {file.digest}")
+                break
+            resumed = False  # what was there before may be to blame: once more from the start
+    raise FetchError("; ".join(failures))
+
+
+def _transfer(url: str, part: Path, size: int, progress: Progress | None) -> None:
+    """One request: append to `part` what is missing of its `size` bytes."""
+    have = _size(part)
+    if have > size:
+        part.unlink()
+        have = 0
+    if have == size:
+        return
+    headers = {"User-Agent": f"mmlda/{__version__}", "Accept-Encoding": "identity"}
+    if have:
+        headers["Range"] = f"bytes={have}-"
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=20) as response:
+        if response.status != 206:  # the whole file, asked for or not
+            have = 0
+        elif not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
+            raise ConnectionError(f"answered with {response.headers.get('Content-Range')}, asked for {have}-")
+        with open(part, "ab" if have else "wb") as out:
+            while block := response.read(BLOCK):
+                have += len(block)
+                if have > size:
+                    raise ConnectionError(f"sent more than the {size} bytes expected")
+                out.write(block)
+                if progress:
+                    progress(have, size)
+    if have < size:
+        raise ConnectionError(f"was cut after {have} of {size} bytes")
+
+
+def _into_place(part: Path, dest: Path) -> None:
+    with open(part, "rb") as file:
+        os.fsync(file.fileno())
+    os.replace(part, dest)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def file_digest(path: Path, like: str) -> str:
+    """The digest of a file, with the algorithm `like` names: "sha256:...", "md5:..."."""
+    algorithm = like.partition(":")[0]
+    with open(path, "rb") as file:
+        return f"{algorithm}:{hashlib.file_digest(file, algorithm).hexdigest()}"
