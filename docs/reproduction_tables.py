@@ -12,7 +12,7 @@ from mmlda.paper.setup import plain_rows
 from mmlda.paper.suspects import ATTACKS as SUSPECT_ATTACKS
 from mmlda.paper.suspects import VARIANTS
 from mmlda.paper.tables import FIELD_EPS, JSMA
-from mmlda.report.entries import DATA, Entry, fixed, grouped, number, of_kind, plain
+from mmlda.report.entries import DATA, Entry, counted, fixed, grouped, number, of_kind, plain
 from mmlda.report.summary import PARTS
 from mmlda.report.tables import STANDS_STILL, mean_number, ours
 
@@ -155,7 +155,8 @@ def figures(entries: list[Entry]) -> str:
             made.append(["Fig. 5", DATA[data], "validation error, %, by log10(C)", *cells, images(group)])
     text = markdown(("figure", "data", "number", "SR", "MM-LDA", "images"), sorted(made, key=lambda row: row[0]))
     for data in numbers.DATASETS:
-        sets = grouped(at(entries, "fig3", data=data), lambda e: e.at("set"))
+        biased = sorted(at(entries, "fig3", data=data), key=lambda e: counted(e.at("set")))
+        sets = grouped(biased, lambda e: e.at("set"))
         rows = [[name, *(value([e for e in group if e.model == m]) for m in BIASED)] for name, group in sets.items()]
         if rows:
             text += f"\nFig. 3 set by set, {DATA[data]}, accuracy in %:\n\n" + markdown(("set", *BIASED), rows)

@@ -100,10 +100,17 @@ def test_the_readmes_figures_and_numbers_are_drawn_from_the_results(tmp_path, mo
         assert drawn == there, "run python docs/make_result_figures.py"
     fit = of["latent-cifar10-mm-lda-0"].numbers
     assert f"lie {fit['mean_offset']:.1f} from means of norm 10" in text and f"of {fit['variance']:.3f} where" in text
-    left = [[of[f"worst-cifar10-{row}-{eps}-0"].value for row in ("sr", "mm-lda")] for eps in ("0.007843", "0.01569")]
-    assert left == [[0.1, 0.1], [0.0, 0.0]] and "both keep 0.1% at 2/255 and nothing at 4/255" in text
-    rates = [of[f"table3-cifar10-{row}-untargeted-0"].numbers["success_rate"] for row in ("sr", "mm-lda")]
-    assert rates == [1.0, 1.0] and of["claim-cifar10-table3-untargeted"].interval[0] < 1
+    cells = ("cifar10", "0.007843"), ("cifar10", "0.01569"), ("mnist", "0.12")
+    left = [[of[f"worst-{data}-{row}-{eps}-0"].value for row in ("sr", "mm-lda")] for data, eps in cells]
+    assert left == [[0.1, 0.1], [0.0, 0.0], [0.0, 0.0]]
+    assert "both keep 0.1% of CIFAR-10 at 2/255 and nothing at 4/255, and nothing of MNIST at 0.12" in text
+    tables = [f"table3-{data}-{row}-untargeted-0" for data in ("mnist", "cifar10") for row in ("sr", "mm-lda")]
+    assert all(of[name].numbers["success_rate"] == 1.0 for name in tables)
+    assert of["claim-cifar10-table3-untargeted"].interval[0] < 1
+    assert f"on MNIST {of['claim-mnist-table3-untargeted'].value:.2f} times as far" in text
+    biased = of["claim-cifar10-fig3"]
+    assert f"above softmax on {biased.numbers['better']}, by {biased.value:.2f} points in the mean" in text
+    assert biased.numbers["sets"] == 20 and {r.steps for r in RESULTS if r.kind == "fig3"} == {10_000}
 
 
 def quick(result):
@@ -111,7 +118,8 @@ def quick(result):
     cell = result.cell
     if cell.get("attack") == "JSMA":
         return (cell["eps"], cell["surface"], cell["target"]) == (0.12, "softmax", "least-likely")
-    return result.kind != "table3" and (result.kind != "worst" or cell["eps"] in (8 / 255, 0.12))
+    some = (0.12,) if cell["data"] == "mnist" else (8 / 255, 0.12)  # where images break: those that hold take minutes
+    return result.kind != "table3" and (result.kind != "worst" or cell["eps"] in some)
 
 
 @pytest.mark.long

@@ -19,7 +19,7 @@ from typing import Any
 
 from mmlda.files import write_whole
 from mmlda.report import figures, gallery, summary, tables
-from mmlda.report.entries import Entry, fixed, grouped, notes_of, number, of_kind
+from mmlda.report.entries import Entry, counted, fixed, grouped, notes_of, number, of_kind
 from mmlda.results import Result, result_files
 
 __all__ = ["build"]
@@ -205,7 +205,7 @@ def _biased(entries: list[Entry]) -> list[Figure]:
             model: {
                 name: sum(float(e.result.value or 0) for e in same) / len(same)
                 for name, same in sorted(
-                    grouped(each, lambda e: e.at("set")).items(), key=lambda item: _counted(item[0])
+                    grouped(each, lambda e: e.at("set")).items(), key=lambda item: counted(item[0])
                 )
             }
             for model, each in grouped(sets, lambda e: e.model).items()
@@ -217,12 +217,6 @@ def _biased(entries: list[Entry]) -> list[Figure]:
     findings = _found(entries, "fig3", "priors")
     made = Figure("fig3", "Figure 3. Class-biased data", about, plots, findings, notes_of(found))
     return [made] if plots else []
-
-
-def _counted(name: str) -> tuple[str, int]:
-    """BP1-2 before BP1-10."""
-    family, _, count = name.rpartition("-")
-    return (family, int(count)) if count.isdecimal() else (name, 0)
 
 
 def _chosen(entries: list[Entry]) -> list[Figure]:

@@ -15,6 +15,7 @@ __all__ = [
     "by_attack",
     "by_data",
     "by_model",
+    "counted",
     "fixed",
     "grouped",
     "notes_of",
@@ -95,6 +96,16 @@ def of_kind(entries: list[Entry], kind: str) -> list[Entry]:
     """Those of one kind, in the page's order."""
     found = [entry for entry in entries if entry.result.kind == kind]
     return sorted(found, key=lambda e: (by_data(e.data), by_model(e.model), e.eps or 0.0, e.id))
+
+
+def counted(name: str) -> tuple[str, int]:
+    """A key to sort names by that end in a number.
+
+    >>> sorted(["BP1-10", "BP1-2", "BP2-1"], key=counted)
+    ['BP1-2', 'BP1-10', 'BP2-1']
+    """
+    family, _, count = name.rpartition("-")
+    return (family, int(count)) if count.isdecimal() else (name, 0)
 
 
 def grouped(entries: list[Entry], key: Callable[[Entry], Any]) -> dict[Any, list[Entry]]:
