@@ -10,8 +10,7 @@ from typing import Any
 
 from mmlda import report
 from mmlda.paper import numbers
-from mmlda.paper.tables import FIELD_EPS
-from mmlda.report.entries import Entry, plain
+from mmlda.report.entries import Entry
 from mmlda.report.tables import ours
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -53,11 +52,6 @@ def value(group: list[Entry], digits: int = 2) -> str:
     if len(group) == 1:
         return f"[{cell.text}]({link(group[0])}){cell.mark}" + (f" ({cell.small})" if cell.small else "")
     return f"{cell.text}{cell.mark} {cell.small}: {files(group)}"
-
-
-def size(eps: float) -> str:
-    """A perturbation as it is usually written: 8/255, 0.04."""
-    return f"{round(255 * eps)}/255" if eps in FIELD_EPS else plain(eps)
 
 
 def files(group: Iterable[Entry]) -> str:

@@ -9,13 +9,13 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from from_results import MISSING, RESULTS, at, images, link, load, markdown, put, size, value
+from from_results import MISSING, RESULTS, at, images, link, load, markdown, put, value
 
 from mmlda import zoo
 from mmlda.checkpoints import packed
 from mmlda.files import write_whole
 from mmlda.paper import numbers
-from mmlda.report.entries import DATA, Entry, grouped, number, plain
+from mmlda.report.entries import DATA, Entry, grouped, number, size
 from mmlda.report.tables import mean_number, ours, variant
 
 PAGE = Path(__file__).parent / "models.md"
@@ -94,11 +94,11 @@ def card(name: str, entries: list[Entry]) -> str:
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
     config, made = about["model"], about["versions"]
     again = f"; measured again: {_accuracy(clean)}" if clean else ""
-    audited = "; ".join(f"[{e.result.value}]({link(e)}) at eps {plain(e.eps)} ({images([e])} images)" for e in audits)
-    size = about["probe"]["shape"][1:]
+    audited = "; ".join(f"[{e.result.value}]({link(e)}) at eps {size(e.eps)} ({images([e])} images)" for e in audits)
+    shape = about["probe"]["shape"][1:]
     rows = [
         ("what it is", network(about, parameters)),
-        ("input", f"{' x '.join(map(str, size))} images in [0, 1]; the network itself subtracts "
+        ("input", f"{' x '.join(map(str, shape))} images in [0, 1]; the network itself subtracts "
          f"{config['mean'][0]:g} and divides by {config['std'][0]:g}"),
         ("recipe", recipe(about)),
         ("seed", str(about["recipe"]["seed"])),

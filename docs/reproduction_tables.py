@@ -5,14 +5,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 
-from from_results import MISSING, at, images, link, markdown, notes, size, value
+from from_results import MISSING, at, images, link, markdown, notes, value
 
 from mmlda.paper import numbers
 from mmlda.paper.setup import plain_rows
 from mmlda.paper.suspects import ATTACKS as SUSPECT_ATTACKS
 from mmlda.paper.suspects import VARIANTS
 from mmlda.paper.tables import FIELD_EPS, JSMA
-from mmlda.report.entries import DATA, Entry, counted, fixed, grouped, number, of_kind, plain
+from mmlda.report.entries import DATA, Entry, counted, fixed, grouped, number, of_kind, plain, size
 from mmlda.report.summary import PARTS
 from mmlda.report.tables import STANDS_STILL, mean_number, ours
 
@@ -123,7 +123,7 @@ def audits(entries: list[Entry]) -> str:
             group = at(entries, "audit", data=data, model=row)
             for e in group:
                 more = [mean_number([e], name, 1).text for name in extra]
-                rows.append([DATA[data], row, plain(e.eps), f"[{e.result.value}]({link(e)})", *more, images([e]),
+                rows.append([DATA[data], row, size(e.eps), f"[{e.result.value}]({link(e)})", *more, images([e]),
                              e.at("seed")])  # fmt: skip
             if not group:
                 rows.append([DATA[data], row, "–", MISSING, *["–"] * 7])

@@ -23,6 +23,7 @@ __all__ = [
     "of_kind",
     "plain",
     "rank",
+    "size",
 ]
 
 DATA = {"digits": "digits", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
@@ -81,6 +82,17 @@ def fixed(value: float | None, digits: int = 1, sign: bool = False) -> str:
 def plain(value: float | None) -> str:
     """A setting such as eps, in as few digits as it has: 0.2, not 0.20."""
     return "–" if value is None else f"{value:.4g}".replace("-", "−")
+
+
+def size(eps: float | None) -> str:
+    """A perturbation as it is usually written.
+
+    >>> size(8 / 255), size(0.04), size(0.2)
+    ('8/255', '0.04', '0.2')
+    """
+    text = plain(eps)
+    steps = 0 if eps is None else round(255 * eps)
+    return f"{steps}/255" if eps is not None and len(text) > 5 and abs(255 * eps - steps) < 1e-6 else text
 
 
 def rank(order: Iterable[str]) -> Callable[[str], tuple[int, str]]:

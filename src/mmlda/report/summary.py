@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from mmlda.report.entries import Entry, by_data, fixed, grouped, number, of_kind, plain, rank
+from mmlda.report.entries import Entry, by_data, fixed, grouped, number, of_kind, plain, rank, size
 from mmlda.report.tables import Cell, agreement, ours, papers
 
 __all__ = [
@@ -126,7 +126,7 @@ def verdicts(entries: list[Entry]) -> list[Verdict]:
     made = []
     for entry in of_kind(entries, "audit"):
         word = str(entry.result.value)
-        eps = plain(entry.eps) if entry.eps is not None else ""
+        eps = size(entry.eps) if entry.eps is not None else ""
         made.append(
             Verdict(
                 entry,
@@ -261,7 +261,7 @@ def key_numbers(entries: list[Entry]) -> list[Group]:
                 f"paper {fixed(paper, digits)}" if paper is not None else "",
                 f"SR {ours(others, digits).text}" if others and chosen[0].model != "SR" else "",
             ]
-            name = label.format(attack=chosen[0].at("attack"), eps=plain(chosen[0].eps))
+            name = label.format(attack=chosen[0].at("attack"), eps=size(chosen[0].eps))
             title = f"{chosen[0].model}: {name[:1].lower()}{name[1:]}" if chosen[0].model else name
             aside = " · ".join(word for word in said if word)
             tiles.append(Tile(title, cell, unit if cell.sort is not None else "", aside))

@@ -16,7 +16,7 @@ from mmlda.report.entries import (
     notes_of,
     number,
     of_kind,
-    plain,
+    size,
 )
 
 __all__ = ["Cell", "Column", "Table", "agreement", "compared", "ours", "papers", "tables"]
@@ -226,7 +226,7 @@ def table2(entries: list[Entry]) -> list[Table]:
         rows = []
         for eps, model in places:
             here = [e for e in group if e.model == model and (e.eps if e.eps is not None else -1.0) == eps]
-            row = [words(model, by_model), Cell(plain(eps if eps >= 0 else None), eps)]
+            row = [words(model, by_model), Cell(size(eps if eps >= 0 else None), eps)]
             row += [ours([e for e in here if e.result.kind == "worst"])] if beaten else []
             for name in attacks:
                 three = beside([e for e in here if e.result.kind == "table2" and variant(e) == name])
@@ -253,7 +253,7 @@ def compared(entries: list[Entry]) -> dict[tuple[str, str], list[tuple[str, floa
         if paper is not None and isinstance(cell.sort, float):
             attack = group[0].at("attack")
             said = attack if only.count(attack) == 1 else name  # "JSMA" is enough where there is one
-            said += f", ε = {plain(eps)}" if eps is not None else ""
+            said += f", ε = {size(eps)}" if eps is not None else ""
             made.setdefault((data, model), []).append((said, cell.sort, paper, cell.ids))
     return made
 
@@ -277,7 +277,7 @@ def table3(entries: list[Entry]) -> list[Table]:
         Column("broken, %"),
         Column("L∞ ≤ 0.04, %"),
     ]
-    columns += [Column(f"ε = {plain(eps)}", "worst case, accuracy") for eps in sizes]
+    columns += [Column(f"ε = {size(eps)}", "worst case, accuracy") for eps in sizes]
     rows = []
     for (data, model, target), group in grouped(found, lambda e: (e.data, e.model, e.at("target"))).items():
         left = [e for e in worst if (e.data, e.model) == (data, model)]
@@ -331,7 +331,7 @@ def evaluations(entries: list[Entry]) -> list[Table]:
                 words(data, by_data),
                 words(model, by_model),
                 Cell(attack or "clean", attack),
-                Cell(plain(eps), eps),
+                Cell(size(eps), eps),
                 ours(group),
                 *(mean_number(group, name, digits) for name, _, digits in extra),
             ]
