@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 import mmlda
 from mmlda import checkpoints
+from mmlda.attacks.replay import compile_quietly
 from mmlda.data import ImageData, augment
 from mmlda.models import build
 from mmlda.recipes import RECIPES, Adversary, Recipe, hat, network, sat
@@ -257,7 +258,36 @@ def test_a_share_of_each_batch_is_attacked(digits, share, attacked):
         fit(net, digits[0], tiny, show=False)
 
 
+def test_one_compiled_program_takes_the_batches_of_data_sets_of_every_length(digits):
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    for length in range(400, 1300, 90):  # ten: more than the compiler would take one by one
+        batches = Batches(digits[0].subset(slice(length)), dataclasses.replace(QUICK, pad=1, flip=True), CPU)
+        batches.seek(3)
+        batches.for_any_length()
+        take = compile_quietly(batches.take, dynamic=False, backend="aot_eager")
+        for one, other in zip(take(0, 1), batches.take(0, 1), strict=True):
+            assert one is other is None or torch.equal(one, other)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
 # ----------------------------------------------------------------------------------------------- checkpoints
+
+
+def test_checkpoints_nobody_asked_for_are_seconds_apart_and_leave_the_metrics_alone(digits, tmp_path, monkeypatch):
+    saved, histories = [], []
+    monkeypatch.setattr(checkpoints, "save", lambda out, step, *rest: saved.append(step))
+    recipe = dataclasses.replace(QUICK, steps=250)  # a line every 2 steps; a twentieth is 12
+    for pause, expected in ((0.0, [*range(12, 250, 12), 250]), (1e9, [250])):
+        monkeypatch.setattr("mmlda.training.PAUSE", pause)
+        model = build({"backbone": "conv_net", "head": "softmax"}, seed=0)
+        run = fit(model, digits[0].subset(slice(64)), recipe, out=tmp_path / str(pause), show=False)
+        assert saved == expected
+        histories.append([(entry["step"], entry["loss"]) for entry in run.history])
+        saved.clear()
+    assert histories[0] == histories[1] and len(histories[0]) == 125
+    fit(build(SMALL, seed=0), digits[0], QUICK, out=tmp_path / "asked", show=False, checkpoint_every=5)
+    assert saved == [5, 10, 15, 20, 24]
 
 
 def test_a_run_goes_on_to_the_same_bits_and_the_same_metrics(digits, tmp_path):

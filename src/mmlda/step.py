@@ -82,6 +82,15 @@ class Batches:
     def advance(self) -> None:
         self.place.add_(1)
 
+    def for_any_length(self) -> None:
+        """Tell the compiler that data sets differ in length, so that one program takes the batches of all of them.
+
+        Without it each length is compiled anew, and from the ninth on the compiler gives up.
+        """
+        per_image = [(tensor, 0) for tensor in (self.images, self.labels, self.adversarial) if tensor is not None]
+        for tensor, dim in (*per_image, (self.order, 0), (self.draws, 1), (self.uniform, 0)):
+            torch._dynamo.maybe_mark_dynamic(tensor, dim)
+
 
 class Tally:
     """Sums for the log, and the first step whose loss was not finite, all on the device until they are read."""
@@ -265,6 +274,7 @@ def make_step(
             objective, device_ids=[device.index] if cuda else None
         )
     elif capture and not deterministic:
+        batches.for_any_length()
         objective, take, attacked = (compile_quietly(one, dynamic=False) for one in (objective, take, model))
 
     def step() -> None:

@@ -38,6 +38,8 @@ from mmlda.step import Batches, Tally, craft_once, make_optimizer, make_step, se
 
 __all__ = ["Diverged", "Options", "Run", "fit", "interruptible", "sitting"]
 
+PAUSE = 10.0  # seconds between checkpoints that nobody has asked for: the device waits while one is written
+
 
 class Diverged(RuntimeError):
     """The loss became NaN or infinite."""
@@ -53,7 +55,8 @@ class Options:
         deterministic: on CUDA, the same bits for the same seed; slower. The CPU always gives the same bits.
         amp: run the network in bfloat16 with a float32 loss; None: on CUDA only. On a CPU with bfloat16 instructions
             it doubles the speed of a Resnet.
-        checkpoint_every: steps; a twentieth of the run by default.
+        checkpoint_every: steps; by default a twentieth of the run or somewhat more, so that there is a line in the log
+            as well, though not within ten seconds of the one before.
         log_every: steps; a hundredth of the run by default.
         tensorboard: also write event files to `out` (extra `mmlda[tensorboard]`).
     """
@@ -168,9 +171,10 @@ def _steps(
     modes = {"eager": options.eager, "deterministic": options.deterministic, "amp": _amp(options, device)}
     launch = make_step(model, batches, optimizer, tally, **modes)
     log_every = options.log_every or max(1, recipe.steps // 100)
-    save_every = options.checkpoint_every or max(1, recipe.steps // 20)
+    save_every = options.checkpoint_every or log_every * math.ceil(max(1, recipe.steps // 20) / log_every)
     writer = _event_writer(out) if options.tensorboard else None
-    rate, logged, saved = math.nan, (step, begin), step if run.step else -1
+    rate, logged, saved, written = math.nan, (step, begin), step if run.step else -1, begin
+    pause = PAUSE if options.checkpoint_every is None and share()[1] == 1 else 0.0  # processes agree by steps alone
     batches.seek(step)
     report(step, start=True)
     while step < recipe.steps:
@@ -183,7 +187,8 @@ def _steps(
         step += 1
         halt = _halt(stopped, step % min(log_every, 50) == 0, device)
         log = halt or step == recipe.steps or step % log_every == 0
-        save = out is not None and (halt or step == recipe.steps or step % save_every == 0)
+        due = step % save_every == 0 and time.perf_counter() - written >= pause
+        save = out is not None and (halt or step == recipe.steps or due)
         if log or save:
             loss, accuracy, bad, last = tally.read()  # waits for the device
             now = time.perf_counter()
@@ -204,7 +209,7 @@ def _steps(
             report(step, loss=loss, accuracy=accuracy)
         if save:
             _save(run, optimizer)
-            saved = step
+            saved, written = step, time.perf_counter()
         if halt and step < recipe.steps:
             if out is not None and share()[0] == 0:
                 print(f"stopped at step {step} and saved; the same call with out={str(out)!r} goes on", file=sys.stderr)
