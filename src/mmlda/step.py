@@ -197,10 +197,11 @@ def begin_attack(
     return eps, random_start(x, eps, "linf", (0.0, 1.0), Noise(recipe.seed, rows), draw)  # type: ignore[arg-type]
 
 
-def craft_once(model: nn.Module, batches: Batches, chunk: int = 512) -> None:
+def craft_once(model: nn.Module, batches: Batches) -> None:
     """Attack every training image on the network as it is now; the batches then mix these in."""
     recipe, adversary = batches.recipe, batches.recipe.adversary
     assert adversary is not None
+    chunk = 1024 if batches.device.type == "cuda" else 512  # large enough to keep the device busy
     n = len(batches.labels)
     generator = torch.Generator(batches.device).manual_seed(recipe.seed)
     uniform = torch.rand(n, generator=generator, device=batches.device)

@@ -53,8 +53,8 @@ class Options:
         device: where to train; the model's own device by default.
         eager: on CUDA, neither compile nor capture the step. The CPU is always eager.
         deterministic: on CUDA, the same bits for the same seed; slower. The CPU always gives the same bits.
-        amp: run the network in bfloat16 with a float32 loss; None: on CUDA only. On a CPU with bfloat16 instructions
-            it doubles the speed of a Resnet.
+        amp: run the network in bfloat16 with a float32 loss; None: as the run in `out` has it, and otherwise on CUDA
+            only. On a CPU with bfloat16 instructions it doubles the speed of a Resnet.
         checkpoint_every: steps; by default a twentieth of the run or somewhat more, so that there is a line in the log
             as well, though not within ten seconds of the one before.
         log_every: steps; a hundredth of the run by default.
@@ -141,6 +141,8 @@ def sitting(
         return
     lock = _lock(out)
     try:
+        if options.amp is None and (out / "run.json").is_file():  # begun on another device, perhaps
+            options = dataclasses.replace(options, amp=checkpoints.read_about(out).get("amp"))
         _open(run, data, options, device)
         if (finished := checkpoints.final(out)) is not None:
             _reload(run, finished)
