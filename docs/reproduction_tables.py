@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from from_results import MISSING, at, images, link, markdown, notes, value
 
 from mmlda.paper import numbers
+from mmlda.paper.biased import CONTROL, MODELS
 from mmlda.paper.setup import plain_rows
 from mmlda.paper.suspects import ATTACKS as SUSPECT_ATTACKS
 from mmlda.paper.suspects import VARIANTS
@@ -21,7 +22,7 @@ TUNED = ("SR + SAT", "SR + HAT")
 GRADIENT = ("FGSM", "BIM", "ILCM")
 TARGETS = ("untargeted", "random")
 WORST_EPS = (*FIELD_EPS, *numbers.EPS)
-BIASED = ("SR", "MM-LDA", "MM-LDA, true priors")
+BIASED = (*MODELS, CONTROL)
 OWN = {"claim", "suspect", "audit", "theory", "worst", "table1", "table2", "table3", "fig2", "fig3", "fig4", "fig5"}
 
 
@@ -145,7 +146,8 @@ def figures(entries: list[Entry]) -> str:
         group = at(entries, "fig3", data=data)
         if group or data == "cifar10":
             said = [_mean([e for e in group if e.model == row]) for row in BIASED]
-            cells = [said[0], f"{said[1]}; true priors: {said[2]}" if group else MISSING]
+            cells = [f"{said[0]}; by MM-LDA's recipe: {said[3]}", f"{said[1]}; true priors: {said[2]}"]
+            cells = cells if group else [MISSING, MISSING]
             made.append(["Fig. 3", DATA[data], "accuracy on class-biased sets, %", *cells, images(group)])
         group = sorted(at(entries, "fig5", data=data), key=lambda e: e.result.cell["log10_C"])
         if group or data == "cifar10":
@@ -160,6 +162,8 @@ def figures(entries: list[Entry]) -> str:
         rows = [[name, *(value([e for e in group if e.model == m]) for m in BIASED)] for name, group in sets.items()]
         if rows:
             text += f"\nFig. 3 set by set, {DATA[data]}, accuracy in %:\n\n" + markdown(("set", *BIASED), rows)
+            for e in at(entries, "claim", data=data, claim="fig3-recipe"):
+                text += f"\nThe two heads with one recipe: {e.result.what} ([{e.result.name}]({link(e)})).\n"
     return text + below(entries, "fig2", "fig3", "fig4", "fig5")
 
 

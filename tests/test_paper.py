@@ -140,6 +140,15 @@ def test_figures_2_3_and_5(setup):
     assert 0.9 < next(r for r in biased if r.cell.get("claim") == "priors").numbers["agreement"] <= 1
     with pytest.raises(ValueError, match="BP3-1"):
         paper.fig3(setup, ["BP3-1"])
+    *same, claim = paper.fig3_control(setup, ["BP1-1", "BP2-3"])
+    for r in same:  # MM-LDA's recipe, SR's head: another network than either
+        there = of[r.cell["set"], "MM-LDA"]
+        assert r.recipe == there.recipe != of[r.cell["set"], "SR"].recipe and r.data == there.data
+        assert (r.n, r.steps) == (there.n, there.steps)
+        assert r.network["sha256"] not in {one.network["sha256"] for one in of.values()}
+    assert claim.value == pytest.approx(np.mean([of[r.cell["set"], "MM-LDA"].value - r.value for r in same]))
+    with pytest.raises(ValueError, match=r"expected fig3-digits-BP1-2-mm-lda-0\.json there, a result of fig3"):
+        paper.fig3_control(setup, ["BP1-2"])
     test = mmlda.data.biased(mmlda.data.load("digits")[1], mmlda.data.bp2()[2], seed=0)
     guess = load(of["BP2-3", "SR"].read_outcomes(setup.out))["clean"]
     assert of["BP2-3", "SR"].value == pytest.approx(100 * float((guess == test.labels).double().mean()))
@@ -174,7 +183,7 @@ def test_all_is_every_part_once_and_a_wrong_name_is_refused(setup, monkeypatch):
     assert ran == ["table2", "robust", "_all_audits"]
     ran.clear()
     paper.reproduce("all", setup)
-    assert len(ran) == len(set(ran)) == 13 and "suspects" not in ran
+    assert len(ran) == len(set(ran)) == 14 and "suspects" not in ran
     with pytest.raises(ValueError, match="table9"):
         paper.reproduce("table9", setup)
 

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mmlda.paper.figures import fig2, fig3, fig4, fig5, latent, theory_figure
+from mmlda.paper.biased import fig3, fig3_control
+from mmlda.paper.figures import fig2, fig4, fig5, latent, theory_figure
 from mmlda.paper.setup import Setup
 from mmlda.paper.suspects import suspects
 from mmlda.paper.tables import audits, robust, table1, table2, table3, tuned_cells, worst_case
 from mmlda.results import Result
 
-__all__ = ["PARTS", "Setup", "audits", "fig2", "fig3", "fig4", "fig5", "latent", "reproduce", "robust", "suspects",
-           "table1", "table2", "table3", "theory_figure", "worst_case"]  # fmt: skip
+__all__ = ["PARTS", "Setup", "audits", "fig2", "fig3", "fig3_control", "fig4", "fig5", "latent", "reproduce", "robust",
+           "suspects", "table1", "table2", "table3", "theory_figure", "worst_case"]  # fmt: skip
 
 
 def _all_audits(setup: Setup) -> list[Result]:
@@ -28,7 +29,7 @@ PARTS: dict[str, tuple[Callable[[Setup], list[Result]], ...]] = {
     "table2": (table2, robust, _all_audits),
     "table3": (table3, worst_case, audits),
     "fig2": (fig2, latent),
-    "fig3": (fig3,),
+    "fig3": (fig3, fig3_control),
     "fig4": (fig4,),
     "fig5": (fig5,),
     "theory": (theory_figure,),

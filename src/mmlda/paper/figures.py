@@ -1,4 +1,4 @@
-"""Figures 2 to 5 and the theory's, as the numbers they are drawn from, with the paper's sentence beside each."""
+"""Figures 2, 4, 5 and the theory's, as the numbers they are drawn from, with the paper's sentence beside each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmlda import data as datasets
 from mmlda import theory
 from mmlda.checkpoints import packed
 from mmlda.data import ImageData, fold_rows
@@ -25,9 +24,9 @@ from mmlda.paper.setup import MOST, Net, Setup, claim, networks, number, provena
 from mmlda.paper.tables import carlini, kept
 from mmlda.recipes import network
 from mmlda.results import Result, wilson
-from mmlda.sweeps import Job, fold_jobs
+from mmlda.sweeps import fold_jobs
 
-__all__ = ["fig2", "fig3", "fig4", "fig5", "latent", "semantic", "theory_figure"]
+__all__ = ["fig2", "fig4", "fig5", "latent", "semantic", "theory_figure"]
 
 
 def fig2(setup: Setup, n: int = 1000) -> list[Result]:
@@ -133,97 +132,6 @@ def latent(setup: Setup) -> list[Result]:
 def features(net: Net, x: Tensor, device: str) -> Tensor:
     """Latent features [N, p], on the CPU."""
     return torch.cat([net.model.features(part.to(device)).float().cpu() for part in x.split(1000)])
-
-
-MODELS = ("SR", "MM-LDA", "MM-LDA, true priors")
-
-
-def fig3(setup: Setup, sets: Sequence[str] | None = None) -> list[Result]:
-    """Accuracy on class-biased sets: SR, and MM-LDA with uniform and with true priors; one seed.
-
-    Ends in a paired test over the sets, and in how often uniform and true priors give the same label: on one network
-    whose priors are exchanged, and on two that were trained with either.
-    """
-    seed = setup.seeds[0]
-    alphas = {f"BP1-{i + 1}": a for i, a in enumerate(datasets.bp1(seed))}
-    alphas |= {f"BP2-{i + 1}": a for i, a in enumerate(datasets.bp2())}
-    sets = list(alphas) if sets is None else list(sets)
-    if unknown := [name for name in sets if name not in alphas]:
-        raise ValueError(f"sets has {unknown[0]!r}: expected BP1-1 to BP1-10, BP2-1 to BP2-10")
-    jobs = {}
-    for name in sets:
-        alpha = [round(v, 3) for v in alphas[name].tolist()]
-        for row in MODELS:
-            config = network("softmax" if row == "SR" else "mmlda", setup.data)
-            if row == "MM-LDA, true priors":
-                config["priors"] = [a / sum(alpha) for a in alpha]
-            jobs[name, row] = Job(name=f"fig3-{setup.data}-{name}-{slug(row)}-{seed}", model=config, data=setup.data,
-                                  recipe=setup.recipe("SR" if row == "SR" else "MM-LDA", seed),
-                                  part=("biased", tuple(alpha), seed), root=setup.root)  # fmt: skip
-    records = dict(zip(jobs, train(setup, list(jobs.values()), "biased")))
-    results, labels = [], {}
-    for (name, row), record in records.items():
-        job = jobs[name, row]
-        model, test = trained(setup, job, "biased"), job.sets()[1]
-        labels[name, row] = predictions(model, test, device=setup.device)
-        n, right = len(test), int((labels[name, row] == test.labels.cpu()).sum())
-        low, high = wilson(right, n)
-        results.append(Result(
-            name=job.name,
-            kind="fig3",
-            what=f"accuracy of {row} on {name} of {setup.data}",
-            cell={"data": setup.data, "model": row, "set": name, "seed": seed},
-            value=100 * right / n,
-            unit="%",
-            interval=(100 * low, 100 * high),
-            note=setup.note(),
-            n=n,
-            seed=seed,
-            steps=record["recipe"]["steps"],
-            seconds=record["seconds"],
-            numbers={"balanced_accuracy": record["balanced_accuracy"], "train_images": record["train_images"]},
-            series={"per_class": record["per_class"]},
-            recipe=record["recipe"],
-            **{**traced(model, test, torch.device(setup.device), job.name),
-               "data": {"name": setup.data, "part": list(job.part or ()), "sha256": record["test_sha256"]}},
-        ).save(setup.out, packed({"clean": labels[name, row].to(torch.uint8)})))  # fmt: skip
-    return [*results, *_fig3_claims(setup, sets, jobs, labels, results)]
-
-
-def _fig3_claims(
-    setup: Setup, sets: list[str], jobs: dict[tuple[str, str], Job], labels: dict[tuple[str, str], Tensor],
-    results: list[Result],
-) -> list[Result]:  # fmt: skip
-    from scipy.stats import wilcoxon
-
-    value = {(r.cell["set"], r.cell["model"]): number(r) for r in results}
-    gaps = [value[name, "MM-LDA"] - value[name, "SR"] for name in sets]
-    p = float(wilcoxon(gaps).pvalue) if any(gaps) else 1.0
-    better, mean = sum(gap > 0 for gap in gaps), float(np.mean(gaps))
-    swapped, apart, images = 0, 0, 0
-    for name in sets:
-        uniform, true = (trained(setup, jobs[name, row], "biased") for row in MODELS[1:])
-        apart += int((labels[name, MODELS[1]] == labels[name, MODELS[2]]).sum())
-        uniform.head = uniform.head.with_priors(true.head.priors)  # type: ignore[operator]
-        again = predictions(uniform, jobs[name, "MM-LDA"].sets()[1], device=setup.device)
-        swapped += int((labels[name, MODELS[1]] == again).sum())
-        images += len(again)
-    shares: dict[str, float | str | None] = {"agreement": swapped / images, "agreement_trained": apart / images}
-    return [
-        claim(
-            setup, "fig3", f"MM-LDA is better than SR on {better} of {len(sets)} class-biased sets, by {mean:+.2f} "
-            f"points in the mean (paired Wilcoxon test: p = {p:.2g})", (mean > 0) if p < 0.05 else None,
-            value=mean, unit="points", n=len(sets), series={"differences": gaps},
-            numbers={"p_value": p, "better": better, "sets": len(sets), **shares},
-            rule="decided where p < 0.05 over the sets; the sets share images and a seed, so p is optimistic",
-        ),
-        claim(
-            setup, "priors", f"uniform and true priors give the same label for {100 * swapped / images:.2f}% of the "
-            f"test images on one network, {100 * apart / images:.2f}% on two trained with either",
-            swapped / images >= 0.99, value=100 * swapped / images, unit="%", n=images, numbers=shares,
-            rule="holds if at least 99% on one network whose priors are exchanged",
-        ),
-    ]  # fmt: skip
 
 
 def semantic(noise: Tensor, images: Tensor) -> tuple[Tensor, Tensor, float]:

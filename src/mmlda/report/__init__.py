@@ -214,7 +214,7 @@ def _biased(entries: list[Entry]) -> list[Figure]:
             label = f"Dot plot: accuracy on the class-biased sets of {data}, by network"
             plots.append(_drawn(sets, "biased", partial(figures.biased, values), label, data))
     about = "Accuracy where classes are unequally frequent in training and testing: BP1 graded, BP2 one class ahead."
-    findings = _found(entries, "fig3", "priors")
+    findings = _found(entries, "fig3", "fig3-recipe", "priors")
     made = Figure("fig3", "Figure 3. Class-biased data", about, plots, findings, notes_of(found))
     return [made] if plots else []
 

@@ -27,7 +27,8 @@ __all__ = [
 ]
 
 DATA = {"digits": "digits", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
-MODELS = ("SR", "SR (Adam)", "SR + SAT", "SR + HAT", "MM-LDA", "MM-LDA (Adam)", "MM-LDA, true priors")
+MODELS = ("SR", "SR (Adam)", "SR + SAT", "SR + HAT", "MM-LDA", "MM-LDA (Adam)", "MM-LDA, true priors",
+          "SR, MM-LDA's recipe")  # fmt: skip
 ATTACKS = ("", "FGSM", "BIM", "ILCM", "JSMA")
 
 
