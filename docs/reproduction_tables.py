@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from from_results import MISSING, at, images, link, markdown, notes, value
 
 from mmlda.paper import numbers
-from mmlda.paper.biased import CONTROL, MODELS
+from mmlda.paper.biased import CONTROL, MODELS, paired
 from mmlda.paper.setup import plain_rows
 from mmlda.paper.suspects import ATTACKS as SUSPECT_ATTACKS
 from mmlda.paper.suspects import VARIANTS
-from mmlda.paper.tables import FIELD_EPS, JSMA
+from mmlda.paper.tables import FIELD_EPS, JSMA, difference
 from mmlda.report.entries import DATA, Entry, counted, fixed, grouped, number, of_kind, plain, size
 from mmlda.report.summary import PARTS
 from mmlda.report.tables import STANDS_STILL, mean_number, ours
@@ -140,8 +140,12 @@ def figures(entries: list[Entry]) -> str:
         for kind, what, digits in (("fig2", "silhouette of the classes in the latent space", 3),
                                    ("fig4", "C&W noises that look like their image, %", 2)):  # fmt: skip
             group = at(entries, kind, data=data)
+            if kind == "fig4" and any(map(one_sided, group)):
+                what = "C&W noises that draw their image again, %; such as take it away: not measured yet"
             if group or kind == "fig4" or data == "cifar10":
                 cells = [value([e for e in group if e.model == row], digits) for row in PLAIN]
+                if adam := [e for e in group if e.model == "MM-LDA (Adam)"]:
+                    cells[1] += f"; Adam: {value(adam, digits)}"
                 made.append([f"Fig. {kind[3]}", DATA[data], what, *cells, images(group)])
         group = at(entries, "fig3", data=data)
         if group or data == "cifar10":
@@ -162,9 +166,29 @@ def figures(entries: list[Entry]) -> str:
         rows = [[name, *(value([e for e in group if e.model == m]) for m in BIASED)] for name, group in sets.items()]
         if rows:
             text += f"\nFig. 3 set by set, {DATA[data]}, accuracy in %:\n\n" + markdown(("set", *BIASED), rows)
+            text += "\n" + "".join(_family(entries, data, family) for family in ("BP1", "BP2"))
             for e in at(entries, "claim", data=data, claim="fig3-recipe"):
                 text += f"\nThe two heads with one recipe: {e.result.what} ([{e.result.name}]({link(e)})).\n"
     return text + below(entries, "fig2", "fig3", "fig4", "fig5")
+
+
+def one_sided(entry: Entry) -> bool:
+    """Whether a share of semantic noises is one of before noises of either sign counted."""
+    return entry.result.kind == "fig4" and "weakening" not in entry.result.numbers
+
+
+def _family(entries: list[Entry], data: str, family: str) -> str:
+    """MM-LDA beside SR on one kind of biased sets, and how often a set alone would decide."""
+    here = [e for e in at(entries, "fig3", data=data) if e.at("set").startswith(family) and e.model in PLAIN]
+    pairs = [{e.model: e.result for e in group} for group in grouped(here, lambda e: e.at("set")).values()]
+    pairs = [pair for pair in pairs if set(pair) == set(PLAIN)]
+    if not pairs:
+        return ""
+    better, mean, p = paired([pair["MM-LDA"].value - pair["SR"].value for pair in pairs])
+    alone = [difference(list(pair.values()), "MM-LDA", "SR") for pair in pairs]
+    clear = f"{sum(low > 0 for low, _ in alone)} above and {sum(high < 0 for _, high in alone)} below"
+    words = f"- {family}: MM-LDA is above SR on {better} of {len(pairs)} sets, by {fixed(mean, 2, sign=True)} points "
+    return words + f"in the mean (p = {p:.2g}); by the interval of a set alone, {clear}.\n"
 
 
 def _mean(group: list[Entry]) -> str:

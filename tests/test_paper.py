@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,12 +19,13 @@ import mmlda
 from mmlda import data as datasets
 from mmlda import paper, sweeps, zoo
 from mmlda.attacks import BIM
+from mmlda.checkpoints import packed
 from mmlda.models import build
 from mmlda.paper import Setup, numbers
 from mmlda.paper.figures import semantic
 from mmlda.paper.setup import Net, networks, tuned
 from mmlda.paper.suspects import VARIANTS, VIEWS, clipped, verdict
-from mmlda.paper.tables import difference, ratio_interval, robust
+from mmlda.paper.tables import difference, paired_errors, ratio_interval, robust
 from mmlda.recipes import RECIPES
 from mmlda.results import Result, difference_interval, load_all
 from mmlda.verification import verify
@@ -48,6 +50,32 @@ def test_the_papers_numbers_are_those_of_the_paper():
     assert numbers.table2("mnist", "SR + HAT", "BIM", 0.04) == 96.3
     cells = [value for rows in numbers.TABLE2.values() for row in rows for value in row]
     assert len(cells) == 108 and cells.count(None) == 12  # 96, and 12 that stand twice
+
+
+def test_errors_are_compared_image_by_image_and_seeds_that_differ_widen_the_interval(setup):
+    labels = mmlda.data.load("digits")[1].labels
+
+    def runs(row, *wrongs):
+        made = []
+        for wrong in wrongs:
+            guess = {"clean": labels.index_fill(0, torch.tensor(wrong, dtype=torch.int64), 10)}
+            made.append(SimpleNamespace(cell={"model": row}, read_outcomes=lambda out, guess=guess: packed(guess)))
+        return made
+
+    same, apart = list(range(0, 20)), list(range(100, 120))
+    base = runs("SR", same)
+    one = 100 / len(labels)
+    gap, low, high = paired_errors(setup, [*base, *runs("A", [*same, 50])], "A", "SR")  # wrong on one image more
+    assert gap == pytest.approx(one) and (high - low) / 2 == pytest.approx(1.96 * one, rel=1e-2)
+    assert paired_errors(setup, [*base, *runs("A", same)], "A", "SR") == (0.0, 0.0, 0.0)
+    gap, low, high = paired_errors(setup, [*base, *runs("A", apart)], "A", "SR")  # as many, but others
+    assert gap == pytest.approx(0) and high == pytest.approx(1.96 * one * 40**0.5, rel=1e-2)
+    steady = paired_errors(setup, [*base, *base, *runs("A", apart, apart)], "A", "SR")
+    assert steady == pytest.approx((gap, low, high))
+    errors = [0, 10]
+    _, low, high = paired_errors(setup, [*base, *base, *runs("A", *(same[:n] for n in errors))], "A", "SR")
+    welch = 12.706 * one * np.std(errors, ddof=1) / 2**0.5  # t with one degree of freedom
+    assert (high - low) / 2 > welch
 
 
 def test_table1_is_the_networks_error(setup):
@@ -254,6 +282,10 @@ def test_the_ratios_interval_covers_as_often_as_it_says():
         low, high = ratio_interval(a, b, draws=400, seed=seed)
         hits += low <= 1.5 <= high
     assert 86 <= hits <= 100
+    a = 1.1 * b * generator.uniform(0.9, 1.1, 80)  # the same images: what they share is no reason to doubt
+    low, high = ratio_interval(a, b)
+    loose = ratio_interval(generator.permutation(a), b)
+    assert 1.0 < low < high < 1.2 and high - low < (loose[1] - loose[0]) / 5
 
 
 def test_semantic_noise_is_told_from_noise():
@@ -263,7 +295,8 @@ def test_semantic_noise_is_told_from_noise():
     assert float(semantic(noise, images)[0].double().mean()) < 0.01
     own = torch.stack([torch.corrcoef(torch.stack([a.flatten(), b.flatten()]))[0, 1] for a, b in zip(noise, images)])
     torch.testing.assert_close(semantic(noise, images)[1].float(), own, atol=1e-4, rtol=0)
-    mixed = torch.where(torch.arange(500)[:, None, None, None] < 100, noise * 0.01 + images, noise)
+    sign = torch.randn(500, 1, 1, 1, generator=generator).sign()
+    mixed = torch.where(torch.arange(500)[:, None, None, None] < 100, noise * 0.01 + sign * images, noise)
     flags = semantic(mixed, images)[0]
     assert flags[:100].all() and float(flags[100:].double().mean()) < 0.01
     with pytest.raises(ValueError, match="at least 2"):

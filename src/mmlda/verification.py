@@ -210,7 +210,10 @@ def _network(result: Result, folder: Path, given: str | Path | None) -> nn.Modul
         model: nn.Module = build(config).eval()
         model.load_state_dict(load_file(kept.with_name(kept.name + ".safetensors")))
     elif given is None and name not in zoo.names() and not (Path(name) / "run.json").is_file():
-        model = zoo.load(kept)  # a run's folder, or a ValueError that says what was expected
+        if not (kept / "run.json").is_file():
+            what = f"the network of {result.name}, {name!r}, does not ship and is not in {kept.parent}"
+            raise ValueError(f"{what}: expected its place as `network` (--network)")
+        model = zoo.load(kept)
     else:
         model = zoo.load(name)
     digest = _digest(model)

@@ -149,7 +149,7 @@ def reproduce(
     at_once: Annotated[int, typer.Option(help="Networks to train at the same time on one device.")] = 1,
     ray: Annotated[str | None, typer.Option(help="Train on a Ray cluster: its address, or local.")] = None,
     verify: Annotated[
-        Path | None, typer.Option(help="A result's JSON file: recompute 200 of its images and compare.")
+        Path | None, typer.Option(help="A result's JSON file: recompute 200 of its images (or --n) and compare.")
     ] = None,
     network: Annotated[str | None, typer.Option(help="With --verify: where the network is.")] = None,
     root: Root = None,

@@ -18,7 +18,7 @@ from mmlda.recipes import network
 from mmlda.results import Result, wilson
 from mmlda.sweeps import Job
 
-__all__ = ["CONTROL", "MODELS", "fig3", "fig3_control"]
+__all__ = ["CONTROL", "MODELS", "fig3", "fig3_control", "paired"]
 
 MODELS = ("SR", "MM-LDA", "MM-LDA, true priors")
 CONTROL = "SR, MM-LDA's recipe"
@@ -54,7 +54,7 @@ def fig3_control(setup: Setup, sets: Sequence[str] | None = None) -> list[Result
         if [there.recipe, there.data] != json.loads(json.dumps([r.recipe, r.data])):
             raise ValueError(f"{there.name} has another recipe or other images: expected those of {r.name}")
     gaps = [number(ours[r.cell["set"]]) - number(r) for r in results]
-    better, mean, p = _paired(gaps)
+    better, mean, p = paired(gaps)
     return [*results, claim(
         setup, "fig3-recipe", f"MM-LDA is better than SR trained by MM-LDA's own recipe on {better} of {len(gaps)} "
         f"class-biased sets, by {mean:+.2f} points in the mean (paired Wilcoxon test: p = {p:.2g})",
@@ -63,7 +63,7 @@ def fig3_control(setup: Setup, sets: Sequence[str] | None = None) -> list[Result
     )]  # fmt: skip
 
 
-def _paired(gaps: Sequence[float]) -> tuple[int, float, float]:
+def paired(gaps: Sequence[float]) -> tuple[int, float, float]:
     """On how many sets one is better, by how much in the mean, and the p-value of Wilcoxon's test."""
     from scipy.stats import wilcoxon
 
@@ -131,7 +131,7 @@ def _fig3_claims(
     sets = list(dict.fromkeys(name for name, _ in jobs))
     value = {(r.cell["set"], r.cell["model"]): number(r) for r in results}
     gaps = [value[name, "MM-LDA"] - value[name, "SR"] for name in sets]
-    better, mean, p = _paired(gaps)
+    better, mean, p = paired(gaps)
     swapped, apart, images = 0, 0, 0
     for name in sets:
         uniform, true = (trained(setup, jobs[name, row], "biased") for row in MODELS[1:])

@@ -26,7 +26,8 @@ from mmlda.recipes import RECIPES, Recipe, hat, network, sat
 from mmlda.results import Result, code_version
 from mmlda.sweeps import Job, fit_many, in_hand, sweep
 
-__all__ = ["Net", "Setup", "attacked", "beside", "claim", "networks", "number", "slug", "train", "trained", "tuned"]
+__all__ = ["Net", "Setup", "attacked", "beside", "claim", "networks", "number", "slug", "train", "trained", "tuned",
+           "variant"]  # fmt: skip
 
 # Steps of fine-tuning in the paper (B.2), as a share of those of the training before it.
 TUNING = {"mnist": 10_000 / 20_000, "cifar10": 30_000 / 90_000, "digits": 0.5}
@@ -131,6 +132,11 @@ class Net:
 def plain_rows(data: str) -> tuple[str, ...]:
     """The rows of networks that are not fine-tuned: SR and MM-LDA, and on CIFAR-10 the latter by the paper's recipe."""
     return ("SR", "MM-LDA", "MM-LDA (Adam)") if data == "cifar10" else ("SR", "MM-LDA")
+
+
+def variant(row: str) -> str:
+    """What a claim's name ends in where it is about MM-LDA by the paper's recipe beside ours."""
+    return "-adam" if row == "MM-LDA (Adam)" else ""
 
 
 def recipe_name(data: str, row: str) -> str:
