@@ -21,10 +21,10 @@ from mmlda.report.tables import mean_number, ours, variant
 PAGE = Path(__file__).parent / "models.md"
 SCRIPT = Path(__file__).name
 VERDICTS = {
-    "none": "Not robust, and nothing hides it: the audit's verdict is *none*.",
-    "masked": "Not robust, although gradient attacks make it look so: the audit's verdict is *masked*.",
-    "mixed": "Do not rely on its robustness: the audit's verdict is *mixed*.",
-    "real": "Robust at the audited perturbation only: the audit's verdict is *real* there.",
+    "none": "Not robust at eps {eps}, and nothing hides it: the audit's verdict is *none*.",
+    "masked": "Not robust at eps {eps}, although gradient attacks make it look so: the audit's verdict is *masked*.",
+    "mixed": "Do not rely on its robustness at eps {eps}: the audit's verdict is *mixed*.",
+    "real": "Robust at eps {eps} only: the audit's verdict is *real* there.",
 }
 UNAUDITED = "Its robustness has not been audited: take it for not robust."
 
@@ -109,7 +109,7 @@ def card(name: str, entries: list[Entry]) -> str:
         ("C&W distortion", distances(here)),
         ("weights", f"`{name}.safetensors`, SHA-256 of the tensors `{digest[:16]}`"),
     ]  # fmt: skip
-    limits = [VERDICTS.get(str(e.result.value), UNAUDITED) for e in audits] or [UNAUDITED]
+    limits = [VERDICTS.get(str(e.result.value), UNAUDITED).format(eps=size(e.eps)) for e in audits] or [UNAUDITED]
     limits += ["Trained in bf16 on one GPU; another seed or device gives another network.",
                f"Only for images like {DATA[about['data']]}'s: it gives every image one of its classes."]  # fmt: skip
     if config["head"] == "mmlda" and about["recipe"]["loss"] == "ce":
