@@ -185,13 +185,13 @@ def _latent(entries: list[Entry]) -> list[Figure]:
         label = f"Scatter plot: latent features of {e.model} on {e.data}, a colour a class"
         plots.append(_drawn([e], "latent", partial(figures.latent, e.result.series), label, caption))
     about = "Features of test images in two dimensions (t-SNE); each class’s number stands at its median."
-    findings = _found(entries, "fig2")
+    findings = _found(entries, "fig2", "latent")
     return [Figure("fig2", "Figure 2. Latent features", about, plots, findings, notes_of(found))] if plots else []
 
 
 def _found(entries: list[Entry], *names: str) -> list[str]:
-    """What was found on some claims, in words."""
-    claims = [e for e in of_kind(entries, "claim") if e.at("claim") in names]
+    """What was found on some claims, in words; `names` are first words of theirs."""
+    claims = [e for e in of_kind(entries, "claim") if e.at("claim").split("-")[0] in names]
     return [f"{e.data}: {str(e.result.what).rstrip('.')}." for e in claims]
 
 
@@ -214,7 +214,7 @@ def _biased(entries: list[Entry]) -> list[Figure]:
             label = f"Dot plot: accuracy on the class-biased sets of {data}, by network"
             plots.append(_drawn(sets, "biased", partial(figures.biased, values), label, data))
     about = "Accuracy where classes are unequally frequent in training and testing: BP1 graded, BP2 one class ahead."
-    findings = _found(entries, "fig3", "fig3-recipe", "priors")
+    findings = _found(entries, "fig3", "priors")
     made = Figure("fig3", "Figure 3. Class-biased data", about, plots, findings, notes_of(found))
     return [made] if plots else []
 
