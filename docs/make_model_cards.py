@@ -103,7 +103,7 @@ def card(name: str, entries: list[Entry]) -> str:
         ("recipe", recipe(about)),
         ("seed", str(about["recipe"]["seed"])),
         ("data", f"{DATA[about['data']]}, {about['train_images']:,} training images"),
-        ("trained on", f"{made['device']}, torch {made['torch']}, {about['seconds']:.0f} seconds"),
+        ("trained on", f"{made['device']}, torch {made['torch']}, {about['seconds']:.0f} seconds, others side by side"),
         ("test accuracy", f"{100 * about['accuracy']:.2f}% of {about['test_images']:,} images when it was made{again}"),
         ("audit", audited or MISSING),
         ("C&W distortion", distances(here)),

@@ -202,6 +202,14 @@ def test_the_theory_holds_where_the_paper_says_so(setup):
 
 def test_all_is_every_part_once_and_a_wrong_name_is_refused(setup, monkeypatch):
     ran = []
+
+    def slow(setup):
+        time.sleep(0.06)
+        return []
+
+    def broken(setup):
+        raise RuntimeError("stopped")
+
     parts = {name: tuple(lambda s, step=step: ran.append(step.__name__) or [] for step in steps)
              for name, steps in paper.PARTS.items()}  # fmt: skip
     same = {step: fake for name, steps in paper.PARTS.items() for step, fake in zip(steps, parts[name])}
@@ -209,9 +217,17 @@ def test_all_is_every_part_once_and_a_wrong_name_is_refused(setup, monkeypatch):
     monkeypatch.setattr(paper, "PARTS", parts)
     paper.reproduce("table2", setup)
     assert ran == ["table2", "robust", "_all_audits"]
+    (before,) = paper.times(setup).values()
+    parts["theory"] = (slow, broken)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="stopped"):
+            paper.reproduce("theory", setup)
+    (after,) = paper.times(setup).values()
+    assert after.items() >= before.items() and after["slow"] > 0.1 and after["broken"] > 0  # both sittings
+    parts["theory"] = ()
     ran.clear()
     paper.reproduce("all", setup)
-    assert len(ran) == len(set(ran)) == 14 and "suspects" not in ran
+    assert len(ran) == len(set(ran)) == 13 and "suspects" not in ran
     with pytest.raises(ValueError, match="table9"):
         paper.reproduce("table9", setup)
 

@@ -182,6 +182,9 @@ def reproduce(
         print(json.dumps([dataclasses.asdict(result) for result in results]))
         return
     print("\n".join(table(results)))
+    for where, parts in paper.times(setup).items():
+        each = ", ".join(f"{part} {seconds / 60:.1f}" for part, seconds in parts.items())
+        print(f"minutes on {where}, all sittings: {each}; together {sum(parts.values()) / 60:.1f}")
     print(f"{len(results)} results in {out}; mmlda report {out} -o report.html makes a page of them")
 
 

@@ -5,8 +5,14 @@ Each takes a `Setup` (data, steps, images, seeds, folder), does what is not done
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable
 
+import torch
+
+from mmlda import checkpoints
+from mmlda.files import write_json
 from mmlda.paper.biased import fig3, fig3_control
 from mmlda.paper.figures import fig2, fig4, fig5, latent, theory_figure
 from mmlda.paper.setup import Setup
@@ -15,7 +21,7 @@ from mmlda.paper.tables import audits, robust, table1, table2, table3, tuned_cel
 from mmlda.results import Result
 
 __all__ = ["PARTS", "Setup", "audits", "fig2", "fig3", "fig3_control", "fig4", "fig5", "latent", "reproduce", "robust",
-           "suspects", "table1", "table2", "table3", "theory_figure", "worst_case"]  # fmt: skip
+           "suspects", "table1", "table2", "table3", "theory_figure", "times", "worst_case"]  # fmt: skip
 
 
 def _all_audits(setup: Setup) -> list[Result]:
@@ -45,5 +51,25 @@ def reproduce(name: str, setup: Setup) -> list[Result]:
     if name != "all" and name not in PARTS:
         raise ValueError(f"name = {name!r}: expected one of {', '.join(PARTS)}, all")
     parts = [part for part in PARTS if part != "suspects"] if name == "all" else [name]
-    steps = dict.fromkeys(step for part in parts for step in PARTS[part])
-    return [result for step in steps for result in step(setup)]
+    results = []
+    for step in dict.fromkeys(step for part in parts for step in PARTS[part]):
+        begin = time.perf_counter()
+        try:
+            results += step(setup)
+        finally:
+            _clock(setup, step.__name__.strip("_"), time.perf_counter() - begin)
+    return results
+
+
+def times(setup: Setup) -> dict[str, dict[str, float]]:
+    """Seconds that each part has taken in this folder, over all sittings, by device: {device: {part: seconds}}."""
+    path = setup.work / "times.json"
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def _clock(setup: Setup, part: str, seconds: float) -> None:
+    found, device = times(setup), checkpoints.versions(torch.device(setup.device))["device"]
+    of = found.setdefault(device, {})
+    of[part] = of.get(part, 0.0) + seconds
+    setup.work.mkdir(parents=True, exist_ok=True)
+    write_json(setup.work / "times.json", found)
