@@ -201,7 +201,8 @@ def suspects(entries: list[Entry]) -> str:
     text = ""
     cells = [(kind, eps) for kind in SUSPECT_ATTACKS for eps in numbers.EPS]
     for data in numbers.DATASETS:
-        group, judged = at(entries, "suspect", data=data), at(entries, "claim", data=data, claim="suspects")
+        group = at(entries, "suspect", data=data)
+        judged = [e for e in at(entries, "claim", data=data) if e.at("claim").split("-")[0] == "suspects"]
         said = "; ".join(f"{e.result.what} ([{e.result.name}]({link(e)}))" for e in judged)
         text += f"{DATA[data]}: {said or MISSING}.\n\n"
         words = {(m, v): word for e in judged for m, v, word in e.result.series.get("verdicts", [])}
@@ -214,7 +215,9 @@ def suspects(entries: list[Entry]) -> str:
             text += markdown(("network", "view", *(f"{k} {e:g}" for k, e in cells), "explains"), rows) + "\n"
             left = [[model, *(value(at(group, "suspect", model=model, view="worst case", eps=eps), 1)
                               for eps in numbers.EPS)] for model in VARIANTS]  # fmt: skip
-            text += markdown(("network", *(f"worst case {e:g}" for e in numbers.EPS)), left) + notes(group) + "\n"
+            if at(group, "suspect", view="worst case"):
+                text += markdown(("network", *(f"worst case {e:g}" for e in numbers.EPS)), left)
+            text += notes(group) + "\n"
     return text.removesuffix("\n")
 
 

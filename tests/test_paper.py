@@ -472,6 +472,27 @@ def test_every_suspect_is_tried_in_every_view(tmp_path):
     assert [r.value for r in paper.suspects(setup, chosen)] == [r.value for r in found]  # and nothing twice
 
 
+def test_networks_that_ship_are_seen_in_the_views_beside_their_worst_case(setup, tmp_path, monkeypatch):
+    nets = [dataclasses.replace(net, name=net.row) for net in networks(setup, ("SR", "MM-LDA"))]
+    monkeypatch.setattr(sys.modules["mmlda.paper.suspects"], "networks", lambda setup, rows: nets)
+    monkeypatch.setattr("mmlda.paper.setup._sets", lambda data, root: datasets.load("digits"))
+    here = Setup(data="mnist", out=tmp_path, shipped=True, n=8, show=False)
+    with pytest.raises(ValueError, match=r"expected worst-mnist-sr-0\.04-0\.json there"):
+        paper.suspects(here)
+    for slug in ("sr", "mm-lda"):
+        for eps in numbers.EPS:
+            cell = {"data": "mnist", "attack": "WorstCase", "eps": eps}
+            Result(name=f"worst-mnist-{slug}-{eps:.4g}-0", kind="worst", what="", cell=cell, value=0.0).save(tmp_path)
+    *cells, claim = paper.suspects(here)
+    assert {r.cell["model"] for r in cells} == {"SR (ships)", "MM-LDA (ships)"} and len(cells) == 2 * 3 * 2 * len(VIEWS)
+    assert [r.paper for r in cells[:2]] == [numbers.table2("mnist", "SR", kind, 0.04) for kind in ("FGSM", "BIM")]
+    x, y = datasets.load("digits")[1].pixels()[:8], datasets.load("digits")[1].labels[:8]
+    by_hand = BIM(eps=0.12)(nets[1].model, x, y)
+    (found,) = (r for r in cells if r.name == "suspect-mnist-mm-lda-ships-logits-bim-0.12-0")
+    assert found.value == pytest.approx(100 * float((by_hand.prediction == y).double().mean()))
+    assert claim.name == "claim-mnist-suspects-shipped" and len(claim.series["verdicts"]) == len(VIEWS)
+
+
 def test_clipped_probabilities_stand_still_where_logits_do_not():
     """A confident network: a gap of 20 nats is nothing to float32, and too much for clipped probabilities."""
     x = torch.full((3, 1, 2, 2), 0.5)
