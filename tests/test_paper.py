@@ -177,6 +177,8 @@ def test_figures_2_3_and_5(setup):
     assert claim.value == pytest.approx(np.mean([of[r.cell["set"], "MM-LDA"].value - r.value for r in same]))
     with pytest.raises(ValueError, match=r"expected fig3-digits-BP1-2-mm-lda-0\.json there, a result of fig3"):
         paper.fig3_control(setup, ["BP1-2"])
+    with pytest.raises(ValueError, match="another recipe or other images"):
+        paper.fig3_control(dataclasses.replace(setup, steps=61), ["BP1-1"])
     test = mmlda.data.biased(mmlda.data.load("digits")[1], mmlda.data.bp2()[2], seed=0)
     guess = load(of["BP2-3", "SR"].read_outcomes(setup.out))["clean"]
     assert of["BP2-3", "SR"].value == pytest.approx(100 * float((guess == test.labels).double().mean()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 
@@ -43,16 +44,15 @@ def fig3_control(setup: Setup, sets: Sequence[str] | None = None) -> list[Result
     """
     jobs = _biased_jobs(setup, sets, (CONTROL,))
     ours = {}
-    for name, _ in jobs:
+    for (name, _), job in jobs.items():
         path = setup.out / f"fig3-{setup.data}-{name}-{slug('MM-LDA')}-{setup.seeds[0]}.json"
         if not path.is_file():
             raise ValueError(f"out = {str(setup.out)!r}: expected {path.name} there, a result of fig3")
-        ours[name] = Result.load(path)
+        ours[name] = there = Result.load(path)
+        sha256 = (there.data or {}).get("sha256")
+        if there.recipe != json.loads(json.dumps(dataclasses.asdict(job.recipe))) or sha256 != job.sets()[1].digest():
+            raise ValueError(f"{path} has another recipe or other images: expected those of {job.name}")
     results, _ = _biased(setup, jobs)
-    for r in results:
-        there = ours[r.cell["set"]]
-        if [there.recipe, there.data] != json.loads(json.dumps([r.recipe, r.data])):
-            raise ValueError(f"{there.name} has another recipe or other images: expected those of {r.name}")
     gaps = [number(ours[r.cell["set"]]) - number(r) for r in results]
     better, mean, p = paired(gaps)
     return [*results, claim(
