@@ -116,6 +116,30 @@ def test_the_readmes_figures_and_numbers_are_drawn_from_the_results(tmp_path, mo
     assert biased.numbers["sets"] == 20 and {r.steps for r in RESULTS if r.kind == "fig3"} == {10_000}
 
 
+def test_what_the_page_of_suspects_says_of_the_networks_that_ship():
+    text, of = " ".join((ROOT / "docs" / "suspects.md").read_text().split()), {r.name: r for r in RESULTS}
+
+    def cell(data, row, view, attack, eps):
+        return of[f"suspect-{data}-{row}-ships-{view}-{attack}-{eps}-0"]
+
+    def still(data, row):
+        found = [cell(data, row, "clipped-probabilities", "bim", eps) for eps in ("0.12", "0.2")]
+        assert len({r.value for r in found} | {round(100 * r.numbers["zero_gradient"], 6) for r in found}) == 1
+        return f"{found[0].value:.1f}%"
+
+    mnist, adam, sr = still("mnist", "mm-lda"), still("cifar10", "mm-lda-adam"), still("cifar10", "sr")
+    logits = [f"{cell('mnist', 'mm-lda', 'logits', 'bim', eps).value:.1f}%" for eps in ("0.12", "0.2")]
+    assert f"MM-LDA on MNIST {mnist} at 0.12 and at 0.2 (its logits: {logits[0]} and {logits[1]})" in text
+    assert cell("cifar10", "mm-lda-adam", "clipped-probabilities", "bim", "0.04").value == float(adam[:-1])
+    assert f"on CIFAR-10 {adam} at 0.04, 0.12 and 0.2 alike (its logits: nothing)" in text
+    assert {cell("cifar10", "mm-lda-adam", "logits", "bim", eps).value for eps in ("0.04", "0.12", "0.2")} == {0.0}
+    base = [f"{cell('mnist', 'sr', 'clipped-probabilities', 'bim', eps).value:.1f}%" for eps in ("0.12", "0.2")]
+    assert f"SR keeps {base[0]} and {base[1]} on MNIST and {sr} on CIFAR-10" in text
+    for data, row, eps in (("mnist", "mm-lda", "0.12"), ("cifar10", "mm-lda-adam", "0.04")):
+        narrow, wide = (cell(data, row, view, "fgsm", eps).value for view in ("logits", "logits-float64"))
+        assert re.search(rf"{narrow:.1f}%.{{0,25}} and {wide:.1f}%", text)
+
+
 def quick(result):
     """Whether images can be attacked again in seconds on a CPU: all but C&W, and of JSMA and the worst case some."""
     cell = result.cell
