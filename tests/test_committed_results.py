@@ -133,6 +133,9 @@ def test_what_the_page_of_suspects_says_of_the_networks_that_ship():
     assert cell("cifar10", "mm-lda-adam", "clipped-probabilities", "bim", "0.04").value == float(adam[:-1])
     assert f"on CIFAR-10 {adam} at 0.04, 0.12 and 0.2 alike (its logits: nothing)" in text
     assert {cell("cifar10", "mm-lda-adam", "logits", "bim", eps).value for eps in ("0.04", "0.12", "0.2")} == {0.0}
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"BIM leaves MM-LDA (Adam) {adam} of CIFAR-10 (250 images) at every perturbation" in readme
+    assert cell("cifar10", "mm-lda-adam", "clipped-probabilities", "bim", "0.04").n == 250
     base = [f"{cell('mnist', 'sr', 'clipped-probabilities', 'bim', eps).value:.1f}%" for eps in ("0.12", "0.2")]
     assert f"SR keeps {base[0]} and {base[1]} on MNIST and {sr} on CIFAR-10" in text
     for data, row, eps in (("mnist", "mm-lda", "0.12"), ("cifar10", "mm-lda-adam", "0.04")):
