@@ -106,13 +106,12 @@ def _behind(entry: Entry, entries: list[Entry]) -> list[Entry]:
 
 def _outdated(entry: Entry, behind: list[Entry]) -> bool:
     """Whether a difference of means is no longer that of the results, as when seeds were added afterwards."""
-    ours_and_sr = {"table1": "MM-LDA", "adam": "SR (Adam)", "fig2": "MM-LDA"}
-    ours_and_sr |= {"table1-adam": "MM-LDA (Adam)", "fig2-adam": "MM-LDA (Adam)"}
-    first = ours_and_sr.get(entry.at("claim"))
-    pair = None if first is None else (first, "SR")
-    if pair is None or not isinstance(entry.result.value, float):
+    beside_sr = {"table1": "MM-LDA", "table1-adam": "MM-LDA (Adam)", "adam": "SR (Adam)", "fig2": "MM-LDA",
+                 "fig2-adam": "MM-LDA (Adam)"}  # fmt: skip
+    first = beside_sr.get(entry.at("claim"))
+    if first is None or not isinstance(entry.result.value, float):
         return False
-    means = [number(ours([e for e in behind if e.model == model]).sort) for model in pair]
+    means = [number(ours([e for e in behind if e.model == model]).sort) for model in (first, "SR")]
     if means[0] is None or means[1] is None:
         return True
     return not math.isclose(means[0] - means[1], entry.result.value, abs_tol=1e-3)
@@ -169,18 +168,25 @@ def claims(entries: list[Entry]) -> str:
 # ------------------------------------------------------------------------------------------------- numbers
 
 
+def against(group: list[Entry]) -> dict[str, tuple[float, bool, str]]:
+    """Each number of a row beside the paper's: how far apart, whether that is near enough, and by which rule."""
+    found = {}
+    for place, runs in grouped(group, _place).items():
+        mean, paper = number(ours(runs).sort), number(runs[0].result.paper)
+        if mean is not None and paper is not None:
+            held, rule = numbers.reproduced(runs[0].result.kind, runs[0].at("data"), mean, paper)
+            found[place] = mean - paper, bool(held), rule
+    return found
+
+
 def tally(group: list[Entry], wanted: int) -> tuple[str, bool | None]:
     """How many numbers of a row are the paper's, near enough, in words; over several seeds by their mean.
 
     Holds where all are, does not where one is not; not decided where some of those wanted are missing and none fails.
     """
-    near, rule, apart = [], "", {}
-    for place, runs in grouped(group, _place).items():
-        mean, paper = number(ours(runs).sort), number(runs[0].result.paper)
-        if mean is not None and paper is not None:
-            held, rule = numbers.reproduced(runs[0].result.kind, runs[0].at("data"), mean, paper)
-            near.append(bool(held))
-            apart[place] = mean - paper
+    found = against(group)
+    near, rule = [held for _, held, _ in found.values()], "".join(rule for _, _, rule in list(found.values())[:1])
+    apart = {place: gap for place, (gap, _, _) in found.items()}
     if not near:
         return "", None
     place = max(apart, key=lambda name: abs(apart[name]))
@@ -201,11 +207,8 @@ def reading(group: list[Entry]) -> tuple[str, list[Entry]]:
     found = {way: [e for e in group if not e.at("target") or (e.at("surface"), e.at("target")) == way] for way in ways}
 
     def misses(way: tuple[str, str]) -> tuple[int, float]:
-        means = [(number(ours(runs).sort), runs[0]) for runs in grouped(found[way], _place).values()]
-        apart = [(m, number(e.result.paper), e) for m, e in means]
-        known = [(m, p, e) for m, p, e in apart if m is not None and p is not None]
-        held = [numbers.reproduced(e.result.kind, e.at("data"), m, p)[0] for m, p, e in known]
-        return held.count(False), sum(abs(m - p) for m, p, _ in known)
+        cells = against(found[way]).values()
+        return sum(not held for _, held, _ in cells), sum(abs(gap) for gap, _, _ in cells)
 
     best = min(ways, key=misses)
     surface, target = best
@@ -222,9 +225,8 @@ def tallies(entries: list[Entry]) -> list[Row]:
     made = []
     for data in numbers.DATASETS:
         rows = [("Table 1", "test error", row, 1) for row in plain_rows(data)]
-        plain = plain_rows(data)
-        rows += [("Table 2", "accuracies", row, 12 if row in plain else 9)
-                 for row in dict.fromkeys((*numbers.ROWS, *plain))]
+        rows += [("Table 2", "accuracies", row, 12 if row in plain_rows(data) else 9)
+                 for row in dict.fromkeys((*numbers.ROWS, *plain_rows(data)))]  # fmt: skip
         rows += [("Table 3", "C&W distortion", row, 1) for row in PLAIN]
         for part, said, row, many in rows:
             way, group = reading(at(entries, part.lower().replace(" ", ""), data=data, model=row))
