@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -284,12 +285,30 @@ def test_the_worst_case_is_taken_at_the_perturbations_of_the_field_too(data, siz
         return Result(name=more["name"], kind="worst", what="", cell={}, value=1.0, n=1), None, None
 
     monkeypatch.setattr("mmlda.paper.tables.attacked", attacked)
-    net = Net(None, "n", "SR", 0, RECIPES["mnist-sr"])
+    net = Net(torch.nn.Linear(2, 2), "n", "SR", 0, RECIPES["mnist-sr"])
     monkeypatch.setattr("mmlda.paper.tables.networks", lambda setup, rows: [net])
     monkeypatch.setattr("mmlda.paper.setup._sets", lambda data, root: datasets.load("digits"))
     paper.worst_case(Setup(data=data, out=tmp_path, show=False))
     assert len(set(seen)) == len(seen) == sizes and {eps for _, eps, _ in seen} >= set(numbers.EPS)
     assert sorted(eps for _, eps, _ in seen)[:3] == ([2 / 255, 4 / 255, 8 / 255] if sizes == 6 else [*numbers.EPS])
+
+
+def test_a_worst_case_that_is_there_is_not_taken_again_unless_of_another_network(setup, tmp_path, monkeypatch):
+    first = paper.worst_case(setup, eps=(0.12,))
+    for r in first:
+        for end in ("json", "safetensors"):
+            shutil.copy(setup.out / f"{r.name}.{end}", tmp_path)
+    taken, attack = [], mmlda.attacks.WorstCase.__call__
+    monkeypatch.setattr(mmlda.attacks.WorstCase, "__call__", lambda *a, **k: (taken.append(1), attack(*a, **k))[1])
+    other = dataclasses.replace(setup, out=tmp_path)  # the results alone, without the images
+    monkeypatch.setattr("mmlda.paper.tables.networks", lambda _, rows: networks(setup, rows))
+    again = paper.worst_case(other, eps=(0.12,))
+    assert not taken and [(r.name, r.value) for r in again] == [(r.name, r.value) for r in first]
+    sr, ours = networks(setup)
+    changed = dataclasses.replace(sr, model=ours.model)
+    monkeypatch.setattr("mmlda.paper.tables.networks", lambda _, rows: [changed, ours])
+    paper.worst_case(other, eps=(0.12,))
+    assert len(taken) == 1
 
 
 def test_the_ratios_interval_covers_as_often_as_it_says():

@@ -219,15 +219,20 @@ def worst_case(
         if net.row == "SR" and cells:
             nets = _tuned(setup, net, cells)
             jobs += [(nets[cell], f"{cell[0]} ({cell[1]})", cell[2]) for cell in cells]
-    results = []
+    results, n = [], setup.images(MOST)
     for net, row, e in jobs:
-        result, outcomes, _ = attacked(
-            setup, dataclasses.replace(net, row=row), attacks.WorstCase(eps=e), kind="worst", n=setup.images(MOST),
-            name=f"worst-{setup.data}-{slug(row)}-{e:.4g}-{net.seed}", cell={"attack": "WorstCase", "eps": e},
-            what=f"accuracy of {row} under the worst case at {e:.4g} on {setup.data}",
-            note=setup.note(setup.tuning_note() if net.recipe.adversary else "", n=setup.images(MOST)),
-        )  # fmt: skip
-        results.append(result.save(setup.out, outcomes))
+        name = f"worst-{setup.data}-{slug(row)}-{e:.4g}-{net.seed}"
+        about = traced(net.model, setup.sets()[1].subset(slice(n)), torch.device(setup.device))
+        there = kept(setup.out / f"{name}.json", about["network"]["sha256"], n)
+        if there is None:
+            found, outcomes, _ = attacked(
+                setup, dataclasses.replace(net, row=row), attacks.WorstCase(eps=e), kind="worst", n=n, name=name,
+                cell={"attack": "WorstCase", "eps": e},
+                what=f"accuracy of {row} under the worst case at {e:.4g} on {setup.data}",
+                note=setup.note(setup.tuning_note() if net.recipe.adversary else "", n=n),
+            )  # fmt: skip
+            there = found.save(setup.out, outcomes)
+        results.append(there)
     return results
 
 
