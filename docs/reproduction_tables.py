@@ -88,7 +88,7 @@ def table3(entries: list[Entry]) -> str:
     extra = (("median_distortion", 2, 1.0), ("success_rate", 1, 100.0), ("share_linf_0.04", 1, 100.0))
     rows = []
     for data in numbers.DATASETS:
-        for row in PLAIN:
+        for row in plain_rows(data):
             for target in TARGETS:
                 group = at(entries, "table3", data=data, model=row, target=target)
                 more = [mean_number(group, name, digits, scale).text for name, digits, scale in extra]

@@ -26,7 +26,7 @@ from mmlda.paper import Setup, numbers
 from mmlda.paper.figures import semantic
 from mmlda.paper.setup import Net, networks, tuned
 from mmlda.paper.suspects import VARIANTS, VIEWS, clipped, verdict
-from mmlda.paper.tables import difference, paired_errors, ratio_interval, robust
+from mmlda.paper.tables import difference, paired_errors, ratio_interval, robust, robust_claims, table3_claims
 from mmlda.recipes import RECIPES
 from mmlda.results import Result, difference_interval, load_all
 from mmlda.verification import verify
@@ -274,6 +274,28 @@ def test_more_robust_means_by_the_worst_case_and_beyond_chance(ours, base, tuned
     rows.append(result("SR + SAT (BIM)", 0.12, tuned))
     monkeypatch.setattr("mmlda.paper.tables.worst_case", lambda setup, cells: rows)
     assert robust(Setup(out=tmp_path, show=False), [])[-1].holds is holds
+
+
+def test_the_papers_own_recipe_is_judged_apart(tmp_path, monkeypatch):
+    def result(kind, model, value, **cell):
+        return Result(name="x", kind=kind, what="", cell={"model": model, **cell}, value=value, n=200,
+                      numbers={"success_rate": 1.0})  # fmt: skip
+
+    setup = Setup(out=tmp_path, show=False)
+    kept = {"SR": 10.0, "MM-LDA": 60.0, "MM-LDA (Adam)": 8.0}
+    rows = [result("worst", model, share, eps=e) for e in numbers.EPS for model, share in kept.items()]
+    judged = {r.name: r for r in robust_claims(setup, rows)}
+    assert {name: r.holds for name, r in judged.items()} == {
+        "claim-digits-table2": True, "claim-digits-table2-adam": False}  # fmt: skip
+    assert "MM-LDA (Adam) keeps 8.0%" in judged["claim-digits-table2-adam"].what
+
+    far = {"SR": 1.0, "MM-LDA": 3.0, "MM-LDA (Adam)": 0.5}
+    monkeypatch.setattr(Result, "read_outcomes", lambda self, out: self.cell["model"])
+    monkeypatch.setattr("mmlda.paper.tables._distances", lambda setup, row: far[row] * np.linspace(0.9, 1.1, 100))
+    rows = [result("table3", model, 0.0, target="random") for model in far]
+    found = {r.name: (r.value, r.holds) for r in table3_claims(setup, rows)}
+    assert found["claim-digits-table3-random"] == (pytest.approx(3.0), True)
+    assert found["claim-digits-table3-random-adam"] == (pytest.approx(0.5), False)
 
 
 @pytest.mark.parametrize("data, sizes", [("mnist", 6), ("cifar10", 6), ("digits", 3)])
