@@ -113,6 +113,13 @@ def test_the_readmes_figures_and_numbers_are_drawn_from_the_results(tmp_path, mo
     assert f"on MNIST {of['claim-mnist-table3-untargeted'].value:.2f} times as far" in text
     biased = of["claim-cifar10-fig3"]
     assert f"above softmax on {biased.numbers['better']}, by {biased.value:.2f} points in the mean" in text
+    control = of["claim-cifar10-fig3-recipe"]
+    better = sum(gap > 0 for gap in control.series["differences"])
+    assert f"trained with MM-LDA's optimizer, on {better}, by {control.value:.2f}" in text
+    tuned = [r for r in RESULTS if r.kind == "worst" and r.cell["model"].startswith("SR +")]
+    assert len(tuned) == 36 and max(r.value for r in tuned if r.cell["data"] == "cifar10") == 0.0
+    most = [max(r.value for r in tuned if r.cell["data"] == "mnist" and r.cell["eps"] == e) for e in (0.04, 0.12)]
+    assert f"on MNIST at most {most[0]}% at 0.04 and {most[1]}% at 0.12" in text
     assert biased.numbers["sets"] == 20 and {r.steps for r in RESULTS if r.kind == "fig3"} == {10_000}
 
 
