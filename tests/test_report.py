@@ -160,6 +160,44 @@ def test_the_headline_is_about_mm_lda_in_plain_words(verdicts, words):
     assert summary.headline(summary.verdicts(entries)).replace("\u2011", "-") == words
 
 
+@pytest.mark.parametrize("tuned", [5, 7])
+def test_many_audits_are_told_of_networks_trained_as_usual_and_the_others_are_a_table(tuned, tmp_path):
+    for k in range(3 + tuned):
+        model, usual = (f"SR + SAT ({k})", False) if k >= 3 else (f"SR {k}", True)
+        left = {"clean_accuracy": 90.0 + k, "standard_accuracy": 5.0, "worst_accuracy": 0.5}
+        Result(name=f"a{k}", kind="audit", what=f"Sentence {k}.", cell={"data": "mnist", "model": model, "eps": 0.1},
+               value="none", n=200, recipe={"adversary": None if usual else {"attack": "bim"}},
+               numbers=left).save(tmp_path)  # fmt: skip
+    page = Tree(report.build(tmp_path, tmp_path / "report.html").read_text(encoding="utf-8"))
+    cards = [said(li) for li in page.all("li", page.one("ul", class_="cards"))]
+    if tuned == 5:  # eight in all
+        assert len(cards) == 8 and not list(page.all("table", id="audits"))
+        return
+    assert len(cards) == 3 and "Sentence 2." in cards[2]
+    rows = [[said(c) for c in r["in"] if isinstance(c, dict)] for r in page.all("tr", page.one("table", id="audits"))]
+    assert ["MNIST", "SR + SAT (3)", "0.1", "none", "93.0", "5.0", "0.5"] in rows and len(rows) == 2 + 7
+    assert any("7 more" in said(p) for p in page.all("p"))
+
+
+def test_worst_cases_of_networks_without_a_row_in_table_2_have_a_table(tmp_path):
+    def save(kind, model, value, **cell):
+        name = f"{kind}-{model}".replace(" ", "").replace("(", "").replace(")", "")
+        Result(name=name, kind=kind, what="", cell={"data": "mnist", "model": model, "eps": 0.04, **cell}, value=value,
+               unit="%", n=100).save(tmp_path)  # fmt: skip
+
+    for model in ("SR", "SR + SAT"):
+        save("table2", model, 50.0, attack="BIM")
+    save("worst", "SR", 10.0)
+    save("worst", "SR + SAT (BIM)", 20.0)
+    page = Tree(report.build(tmp_path, tmp_path / "report.html").read_text(encoding="utf-8"))
+
+    def rows(name):
+        return [[said(c) for c in r["in"] if isinstance(c, dict)] for r in page.all("tr", page.one("table", id=name))]
+
+    assert ["SR", "0.04", "10.0", "50.0"] in rows("table2-0") and ["SR + SAT", "0.04", "–", "50.0"] in rows("table2-0")
+    assert ["MNIST", "SR + SAT (BIM)", "20.0"] in rows("tuned") and len(rows("table2-0")) == 3
+
+
 def test_how_often_the_paper_lies_in_our_interval_is_counted(built, page):
     inside = [r.interval[0] <= r.paper <= r.interval[1] for r in built[1] if r.kind == "table2" and r.paper is not None]
     words = f"inside our 95% interval in {sum(inside)} of {len(inside)} results"

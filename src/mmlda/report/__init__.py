@@ -90,6 +90,8 @@ def render(entries: list[Entry], title: str) -> str:
     # Runs by its hash: a script that came in with a result would not, even if one slipped through the escaping.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     found = summary.verdicts(entries)
+    told = summary.told(found)
+    others = [verdict.entry for verdict in found if verdict not in told]
     attacked = any(entry.result.kind in ("table2", "table3", "worst") for entry in entries)
     return environment.get_template("page.html").render(
         title=title,
@@ -99,11 +101,12 @@ def render(entries: list[Entry], title: str) -> str:
         count=len(entries),
         headline=summary.headline(found),
         unjudged=attacked and not found,
-        verdicts=[(verdict, _audit(verdict.entry)) for verdict in found],
+        verdicts=[(verdict, _audit(verdict.entry)) for verdict in told],
+        others=len(others),
         claims=summary.claims(entries),
         groups=summary.key_numbers(entries),
         scale=summary.scale(entries),
-        tables=tables.tables(entries),
+        tables=[*tables.tables(entries), *tables.audited(others)],
         figures=[*_compared(entries), *_latent(entries), *_biased(entries), *_chosen(entries), *_theory(entries)],
         panels=gallery.panels(entries),
         picture_notes=notes_of(of_kind(entries, "fig4")),

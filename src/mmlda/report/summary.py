@@ -59,6 +59,9 @@ TABLE_CLAIMS = {
 }
 
 
+MANY = 8  # verdicts: more are not told one by one
+
+
 @dataclass(frozen=True)
 class Evidence:
     """One test of an audit."""
@@ -140,6 +143,15 @@ def verdicts(entries: list[Entry]) -> list[Verdict]:
             )
         )
     return made
+
+
+def told(found: list[Verdict]) -> list[Verdict]:
+    """The verdicts that are told one by one: all, or where they are many those of networks trained as usual.
+
+    The others, of networks trained on adversarial examples, are a table's.
+    """
+    usual = [v for v in found if not (v.entry.result.recipe or {}).get("adversary")]
+    return usual if usual and len(found) > MANY else found
 
 
 def _evidence(entry: Entry) -> list[Evidence]:

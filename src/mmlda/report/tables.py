@@ -19,7 +19,7 @@ from mmlda.report.entries import (
     size,
 )
 
-__all__ = ["Cell", "Column", "Table", "agreement", "compared", "ours", "papers", "tables"]
+__all__ = ["Cell", "Column", "Table", "agreement", "audited", "compared", "ours", "papers", "tables"]
 
 STANDS_STILL = 0.1  # share of exactly-zero gradients from which a number is marked
 
@@ -208,7 +208,7 @@ def variant(entry: Entry) -> str:
 
 def table2(entries: list[Entry]) -> list[Table]:
     """Accuracy under the attacks, one table a data set, the worst case in the last column."""
-    found, worst = of_kind(entries, "table2"), of_kind(entries, "worst")
+    found, (worst, apart) = of_kind(entries, "table2"), _worst(entries)
     made: list[Table] = []
     for data, group in grouped(sorted(found + worst, key=lambda e: by_data(e.data)), lambda e: e.data).items():
         attacked = [e for e in group if e.result.kind == "table2"]
@@ -237,7 +237,35 @@ def table2(entries: list[Entry]) -> list[Table]:
         if beaten:
             about += " The worst case is the strongest of many attacks, image by image; the paper has none."
         made.append(Table(f"table2-{len(made)}", f"{title}: {data}", about, columns, rows, below(group, rows)))
-    return made
+    return made + _tuned(apart)
+
+
+def _worst(entries: list[Entry]) -> tuple[list[Entry], list[Entry]]:
+    """Worst cases of networks with a row in Table 2, or where it has none; and those of the others.
+
+    A fine-tuned row of Table 2 is several networks, one for each attack: their worst cases do not fit into it.
+    """
+    rows = {(e.data, e.model) for e in of_kind(entries, "table2")}
+    data = {data for data, _ in rows}
+    worst = of_kind(entries, "worst")
+    apart = [e for e in worst if e.data in data and (e.data, e.model) not in rows]
+    return [e for e in worst if e not in apart], apart
+
+
+def _tuned(entries: list[Entry]) -> list[Table]:
+    """What the worst case leaves networks that are no row of Table 2."""
+    if not entries:
+        return []
+    sizes = sorted({e.eps for e in entries if e.eps is not None})
+    columns = [Column("data", words=True), Column("network", words=True)]
+    columns += [Column(f"ε = {size(eps)}", "worst case, accuracy") for eps in sizes]
+    rows = []
+    ranked = sorted(entries, key=lambda e: (by_data(e.data), by_model(e.model)))
+    for (data, model), group in grouped(ranked, lambda e: (e.data, e.model)).items():
+        row = [words(data, by_data), words(model, by_model)]
+        rows.append(row + [ours([e for e in group if e.eps == eps]) for eps in sizes])
+    about = "A fine-tuned row of Table 2 is several networks, one for each attack. What the worst case leaves to each."
+    return [Table("tuned", "The worst case of the fine-tuned networks", about, columns, rows, below(entries, rows))]
 
 
 def compared(entries: list[Entry]) -> dict[tuple[str, str], list[tuple[str, float, float, tuple[int, ...]]]]:
@@ -298,6 +326,22 @@ def table3(entries: list[Entry]) -> list[Table]:
         "breaks; higher is better."
     )
     return [Table("table3", "Table 3. Distortion under C&W", about, columns, rows, below(found))]
+
+
+def audited(entries: list[Entry]) -> list[Table]:
+    """Audits that are not told one by one."""
+    if not entries:
+        return []
+    shown = (("clean_accuracy", "clean"), ("standard_accuracy", "standard attacks"), ("worst_accuracy", "all attacks"))
+    columns = [Column("data", words=True), Column("network", words=True), Column("ε"), Column("verdict", words=True)]
+    columns += [Column(label, "accuracy, %") for _, label in shown]
+    rows = []
+    for e in sorted(entries, key=lambda e: (by_data(e.data), by_model(e.model))):
+        verdict = Cell(str(e.result.value), str(e.result.value), ids=(e.id,))
+        row = [words(e.data, by_data), words(e.model, by_model), Cell(size(e.eps), e.eps), verdict]
+        rows.append([*row, *(mean_number([e], name, 1) for name, _ in shown)])
+    about = "What standard gradient attacks leave each network, what all attacks of the audit leave, and the verdict."
+    return [Table("audits", "Audit of the adversarially trained networks", about, columns, rows, below(entries))]
 
 
 def evaluations(entries: list[Entry]) -> list[Table]:
