@@ -283,3 +283,31 @@ def test_an_infinite_slope_is_as_steep_as_the_steepest() -> None:
 def test_a_worst_case_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="expected one at least"):
         WorstCase(eps=0.1, attacks=[])
+
+
+def test_a_listed_attacks_batch_size_is_kept_to_and_changes_nothing() -> None:
+    model, (x, y) = network("sr"), images(30)
+    sizes = []
+
+    def seen(v: Tensor) -> Tensor:
+        sizes.append(len(v))
+        return model(v)
+
+    whole = WorstCase(eps=0.05, attacks=[APGD(eps=0.05, steps=5), Square(eps=0.05, queries=20)])
+    parts = WorstCase(eps=0.05, attacks=[APGD(eps=0.05, steps=5, batch_size=4), Square(eps=0.05, queries=20)])
+    expected, result = whole(model, x, y), parts(seen, x, y)
+    left = int((expected.winner == -1).sum())
+    assert 4 < left < 30 and sizes.count(4) > 5
+    assert max(sizes[1 : sizes.index(left)]) <= 4  # Square takes all that is left
+    assert torch.equal(result.success, expected.success) and torch.equal(result.winner, expected.winner)
+    torch.testing.assert_close(result.x_adv, expected.x_adv, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_square_in_l2_does_not_overflow_on_images_up_to_255(dtype: torch.dtype) -> None:
+    model, (x, y) = network("sr", size=28), images(40, size=28)
+    attack = Square(eps=600.0, norm="l2", queries=200, bounds=(0.0, 255.0))  # whose square does not fit into float16
+    result = attack(lambda v: model(v.float() / 255), (255 * x).to(dtype), y)
+    exact = attack(lambda v: model(v / 255), 255 * x, y).success
+    assert result.x_adv.isfinite().all() and float(result.l2.max()) <= 600 * 1.002
+    assert 0.2 < float(exact.double().mean()) < 0.8 and abs(int(result.success.sum() - exact.sum())) <= 2

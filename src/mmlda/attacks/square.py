@@ -203,6 +203,9 @@ class Square(Attack):
     ) -> Tensor:
         """A bump added in one window; its norm comes from another window, emptied, and from what is unused."""
         C, H, W = x.shape[1:]
+        given = x.dtype
+        if given.itemsize < 4:  # squares of 0..255, added up, are too large for half precision
+            x, x_best, canvas = x.float(), x_best.float(), canvas.float()
         delta = x_best - x
         here, there = _inside(corner[:, :2], size, x), _inside(corner[:, 2:], size, x)
 
@@ -223,7 +226,7 @@ class Square(Attack):
         delta = torch.where(here, new, torch.where(there, 0.0, delta))
         # The clip moves towards x and can only shorten; rounding can lengthen, by an ulp a query, so trim.
         norm = tall(delta.flatten(1).norm(dim=1), x)
-        return self._clip(x, x + delta * torch.where(norm > self.eps, self.eps / norm, 1.0))
+        return self._clip(x, x + delta * torch.where(norm > self.eps, self.eps / norm, 1.0)).to(given)
 
 
 def _inside(corner: Tensor, size: Tensor, x: Tensor) -> Tensor:

@@ -290,20 +290,26 @@ class Attack:
             if not x.is_cuda:
                 keep_memory()
             surface = Surface(model, y, target)
-            size = self._batch(surface, x)
-            columns = [x, y, index] if target is None else [x, y, index, target]
-            parts = []
-            for i in range(0, len(x), size):
-                batch = [t[i : i + size] for t in columns]
-                n = len(batch[0])
-                if x.is_cuda and n < size:  # filled up to the others' shape, so that their graphs serve
-                    batch = [torch.cat([part, t[: size - n]]) for part, t in zip(batch, columns)]
-                xs, ys, who, *to = batch
-                parts.append(self.attack(surface, xs, ys, to[0] if to else None, who).take(slice(n)))
-            result = concatenate(parts)
+            result, size = self.in_batches(surface, x, y, target, index)
             surface.check(result.x_adv, size)
             surface.close()
             return result
+
+    def in_batches(
+        self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor
+    ) -> tuple[AttackResult, int]:
+        """Attack a batch of at most so many images at a time, and say how many."""
+        size = self._batch(surface, x)
+        columns = [x, y, index] if target is None else [x, y, index, target]
+        parts = []
+        for i in range(0, len(x), size):
+            batch = [t[i : i + size] for t in columns]
+            n = len(batch[0])
+            if x.is_cuda and n < size:  # filled up to the others' shape, so that their graphs serve
+                batch = [torch.cat([part, t[: size - n]]) for part, t in zip(batch, columns)]
+            xs, ys, who, *to = batch
+            parts.append(self.attack(surface, xs, ys, to[0] if to else None, who).take(slice(n)))
+        return concatenate(parts), size
 
     def attack(
         self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor

@@ -89,7 +89,7 @@ class WorstCase(Attack):
             if len(who) == 0:
                 break
             to = None if target is None else target[who]
-            result = attack.attack(surface, x[who], y[who], to, index[who])
+            result, _ = attack.in_batches(surface, x[who], y[who], to, index[who])
             open_ = winner[who] == -1
             steps = steps.index_add(0, who, result.steps * open_)
             # A fixed-budget attack is in the ball by construction, up to rounding in its images' dtype.
