@@ -311,3 +311,14 @@ def test_square_in_l2_does_not_overflow_on_images_up_to_255(dtype: torch.dtype) 
     exact = attack(lambda v: model(v / 255), 255 * x, y).success
     assert result.x_adv.isfinite().all() and float(result.l2.max()) <= 600 * 1.002
     assert 0.2 < float(exact.double().mean()) < 0.8 and abs(int(result.success.sum() - exact.sum())) <= 2
+
+
+@pytest.mark.parametrize(("norm", "eps"), [("linf", 0.05), ("linf", 0.15), ("l2", 0.5)])
+def test_fab_within_eps_stops_at_the_same_point_in_any_batch(norm: str, eps: float) -> None:
+    """A sample that is done may stay in the batch for a while: it must not go on from there."""
+    model, (x, y) = copy.deepcopy(network("sr")).double(), images(60)
+    x = x.double()
+    whole = FAB(eps=eps, norm=norm, steps=15)(model, x, y)
+    alone = FAB(eps=eps, norm=norm, steps=15, batch_size=1)(model, x, y)
+    assert 0.05 < float(whole.success.double().mean()) and torch.equal(whole.success, alone.success)
+    torch.testing.assert_close(whole.x_adv, alone.x_adv, rtol=0, atol=1e-9)

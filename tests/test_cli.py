@@ -65,6 +65,15 @@ def test_attack_prints_and_leaves_its_files(run, tmp_path):
     assert f"{result['value']:.2f}% under attack" in words
 
 
+def test_a_folder_where_nothing_was_done_is_free_and_losses_can_be_named(run, tmp_path):
+    words = ("attack", run[0], "--eps", 0.1, "--n", 20, "--out", tmp_path / "a")
+    assert "targeted" in mmlda(*words, "--attack", "pgd", "--set", "loss=targeted", code=2).stderr
+    mmlda(*words, "--attack", "worst", "--set", 'losses=["margin"]')
+    settings = json.loads((tmp_path / "a" / "result.json").read_text())["attack"]["settings"]
+    assert settings["losses"] == ["margin"]
+    assert "holds other work" in mmlda(*words, "--attack", "pgd", code=2).stderr
+
+
 def test_fine_tuning_from_a_run(run, tmp_path):
     folder, _ = run
     adversary = json.dumps({"attack": "fgsm", "eps": [0.05, 0.1], "steps": 1, "craft": "once"})
@@ -119,6 +128,8 @@ def test_fine_tuning_goes_by_the_head_of_the_network(tmp_path):
         (("attack", "mnist-sr", "--attack", "bim", "--set", "eps=abc", "--out", "OUT"), "eps = 'abc': expected float"),
         (("attack", "mnist-sr", "--attack", "bim", "--set", "steps=2.5", "--out", "OUT"), "steps = 2.5"),
         (("attack", "mnist-sr", "--attack", "worst", "--set", "attacks=foo", "--out", "OUT"), "attacks"),
+        (("attack", "mnist-sr", "--attack", "bim", "--eps", "1", "--set", "bounds=[0,255]", "--out", "OUT"), "bounds"),
+        (("attack", "mnist-sr", "--attack", "worst", "--eps", "0.1", "--set", "losses=[1]", "--out", "OUT"), "losses"),
         (("train", "--set", "lr=abc"), "lr = 'abc'"),
         (("train", "--set", "seed=x"), "seed = 'x'"),
         (("train", "--set", 'milestones=["a"]'), "milestones = ['a']"),

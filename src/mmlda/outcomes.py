@@ -229,7 +229,7 @@ def _chunk(folder: Path, start: int) -> Path:
 def _claim(folder: Path, about: dict[str, Any]) -> None:
     """Keep a folder of chunks to one piece of work; a ValueError where it holds another."""
     path, about = folder / "work.json", json.loads(json.dumps(about))
-    if path.is_file():
+    if path.is_file() and any(folder.glob("images-*.safetensors")):  # else nothing was done there yet
         there = json.loads(path.read_text())
         if changed := sorted(key for key in about if there.get(key) != about[key]):
             what = f"with other {', '.join(changed)}; choose another folder"

@@ -147,7 +147,7 @@ class CarliniWagner(Attack):
         zero = (g == 0).flatten(1).all(1)
         best, spent = x.clone(), torch.zeros_like(y)
         best_sq = torch.full(y.shape, torch.inf, dtype=_wide(x), device=x.device)
-        best_sq.masked_fill_(self._across(z, label, aimed, x), 0.0)
+        best_sq.masked_fill_(self._there(z, label, aimed), 0.0)
 
         todo = best_sq.nonzero()[:, 0]  # int64 [M]: the samples to search, once for each class to go to
         goals = label[todo]
@@ -225,11 +225,14 @@ class CarliniWagner(Attack):
         u = (x.to(_wide(x)) - lo) * (2 / (hi - lo)) - 1
         return torch.atanh(u.clamp(_SHRINK - 1, 1 - _SHRINK))
 
-    def _across(self, z: Tensor, label: Tensor, aimed: bool, x: Tensor) -> Tensor:
-        """Whether logits `z` are across the boundary by kappa, and by more than rounding: bool [N]."""
+    def _there(self, z: Tensor, label: Tensor, aimed: bool) -> Tensor:
+        """Whether the images as given are across the boundary by kappa: bool [N]."""
         gap = -margin(z, label) if aimed else margin(z, label)
-        fine, coarse = _roundings(z, x)
-        return (gap > fine + coarse) & (gap >= self.kappa)
+        return ((z.argmax(1) == label) == aimed) & (gap >= self.kappa)
+
+    def _across(self, gap: Tensor, rounding: Tensor) -> Tensor:
+        """Whether logits are across the boundary by kappa, and by more than rounding: bool [N]."""
+        return (gap > rounding) & (gap >= self.kappa)
 
     def _last_look(
         self, surface: Surface, x: Tensor, best: Tensor, label: Tensor, aimed: bool, best_sq: Tensor
@@ -242,7 +245,8 @@ class CarliniWagner(Attack):
         found, share = (best_sq > 0) & (best_sq < torch.inf), _FURTHER
         z = surface.replayed_logits(best)
         for _ in range(8):  # by three fifths of the distance at the most
-            short = found & ~self._across(z, label, aimed, x)
+            gap = -margin(z, label) if aimed else margin(z, label)
+            short = found & ~self._across(gap, _rounding(z, x, surface))
             if not bool(short.any()):
                 break
             further = (x + (best - x) * (1 + share)).clamp(*self.bounds)
@@ -265,14 +269,13 @@ class CarliniWagner(Attack):
             with torch.enable_grad():
                 z = surface.logits(x_k)  # [B, L]
                 gap = -margin(z, label) if aimed else margin(z, label)
-                f = (-gap).clamp_min(-self.kappa)
-                if _coarse(x) > 0:  # aim to where a point counts as across
-                    f = torch.maximum(-gap, -(1.5 * _roundings(z.detach(), x)[1]).clamp_min(self.kappa))
+                rounding = _rounding(z.detach(), x, surface)
+                f = torch.maximum(-gap, -(1.5 * rounding).clamp_min(self.kappa))  # to where a point counts as across
                 (g,) = torch.autograd.grad((f * c).sum(), x_k)
-            z, f, x_k = z.detach(), f.detach().to(c.dtype), x_k.detach()
+            f, x_k = f.detach().to(c.dtype), x_k.detach()
             d = (x_k.to(w.dtype) - x.to(w.dtype)).div_(width)
             sq = d.flatten(1).square().sum(1)
-            across = self._across(z, label, aimed, x) & (t < self.steps)
+            across = self._across(gap.detach(), rounding) & (t < self.steps)
             better = across & (sq < best_sq)
             best = torch.where(tall(better, x), x_k, best)
             best_sq = torch.where(better, sq, best_sq)
@@ -344,24 +347,25 @@ class CarliniWagner(Attack):
         return busy.nonzero()[:, 0]
 
 
-def _roundings(z: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """How much of a gap between the first two of logits `z` may be rounding, [N]: to the images' precision, and TF32's.
+def _rounding(z: Tensor, x: Tensor, surface: Surface) -> Tensor:
+    """How much of a gap between the first two of logits `z` may be rounding, [N]: of the logits, and of TF32 products.
 
     The first is a share of the largest logit, the second of its distance from the middle one: a constant that is added
     after the products is not rounded to TF32, and a class that is masked (-inf, -1e9) says nothing of the others. Of
     three classes and fewer the middle one may be that of the gap, so there the second is a share of the largest too.
     """
-    L = z.shape[1]
+    L, precision = z.shape[1], surface.precision or z.dtype
     sorted_ = z.topk(L // 2 + 1, dim=1).values
     top = sorted_[:, 0].abs()
     spread = top if L < 4 else sorted_[:, 0] - sorted_[:, -1]
     spread = torch.where(spread.isfinite(), spread, top)  # half of the classes are masked
-    return torch.maximum(top, spread) * (_ROUNDINGS * torch.finfo(x.dtype).eps), spread * _coarse(x)
+    fine = torch.finfo(precision).eps * (_ROUNDINGS if precision.itemsize > 2 else 1)  # in half one is much already
+    return torch.maximum(top, spread) * fine + spread * _coarse(x, precision)
 
 
-def _coarse(x: Tensor) -> float:
-    """The share of the logits' spread that the device may round away beyond the images' own precision."""
-    return _TF32 if x.is_cuda and x.dtype == torch.float32 and torch.backends.cudnn.allow_tf32 else 0.0
+def _coarse(x: Tensor, precision: torch.dtype) -> float:
+    """The share of the logits' spread that the device may round away beyond the logits' own precision."""
+    return _TF32 if x.is_cuda and precision == torch.float32 and torch.backends.cudnn.allow_tf32 else 0.0
 
 
 def _wide(x: Tensor) -> torch.dtype:

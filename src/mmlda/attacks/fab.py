@@ -184,7 +184,7 @@ class FAB(Attack):
             new = z.argmax(1)
             crossed = new == to if sought else new != y
             distance = self._length(at - x).to(best.dtype)
-            better = crossed & (distance < best)
+            better = crossed & (distance < best) & (best > enough)  # one that is done stays, in whatever batch
             x_best = torch.where(tall(better, x), at, x_best)
             spent = spent + (best > enough)
             label = torch.where(better, new, label)
@@ -207,7 +207,7 @@ class FAB(Attack):
             at, _, x_best, best, label, _, x, y, to = tensors
             new = surface.logits(at).argmax(1)
             distance = self._length(at - x).to(best.dtype)
-            better = (new == to if sought else new != y) & (distance < best)
+            better = (new == to if sought else new != y) & (distance < best) & (best > enough)
             return (
                 torch.where(tall(better, x), at, x_best),
                 torch.where(better, distance, best),

@@ -230,19 +230,20 @@ class GradientAttack(Attack):
         self, surface: Surface, x: Tensor, y: Tensor, to: Tensor | None, start: Tensor, goal: Tensor | None
     ) -> _Run:
         """One run of the loop towards `to`, and the verdict on where it ends: is it `goal`, or just not y."""
-        aimed = to is not None
+        aimed, wide = to is not None, torch.promote_types(x.dtype, torch.float32)
 
         def step(x_adv: Tensor, y: Tensor, to: Tensor, *limit: Tensor) -> tuple[Tensor, ...]:
-            where = self.loss, x_adv, y, to if aimed else None
+            where = self.loss, x_adv.to(x.dtype), y, to if aimed else None
             d = surface.sign(*where) if self.norm == "linf" else direction(surface.gradient(*where)[2], self.norm)
-            return advance(x_adv, d, limit, self.eps, self.stride(), self.norm, self.bounds), d
+            return advance(x_adv, d.to(wide), limit, self.eps, self.stride(), self.norm, self.bounds), d
 
-        fixed = (y, y if to is None else to, *limits(x, self.eps, self.norm, self.bounds))
-        x_adv, d = surface.step((self, aimed), step, start, *fixed)
+        # Points on the way are float32 at least: a step may be less than half-precision images are rounded by.
+        fixed = (y, y if to is None else to, *limits(x.to(wide), self.eps, self.norm, self.bounds))
+        x_adv, d = surface.step((self, aimed), step, start.to(wide), *fixed)
         zero = (d == 0).flatten(1).all(1)  # [N]
         for _ in range(self.steps - 1):
             x_adv = surface.step((self, aimed), step, x_adv, *fixed)[0]
-        x_adv = x_adv.clone()  # the step's buffer is the next run's
+        x_adv = x_adv.to(x.dtype, copy=True)  # the step's buffer is the next run's
         z = surface.replayed_logits(x_adv)
         prediction = z.argmax(1)
         success = prediction != y if goal is None else prediction == goal

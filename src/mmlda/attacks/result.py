@@ -111,7 +111,7 @@ def concatenate(parts: Sequence[AttackResult]) -> AttackResult:
     columns: dict[str, Any] = {}
     for name in (f.name for f in fields(AttackResult)):
         column = [getattr(part, name) for part in parts]
-        columns[name] = None if column[0] is None else torch.cat(column)
+        columns[name] = None if any(part is None for part in column) else torch.cat(column)
     return AttackResult(**columns)
 
 

@@ -58,6 +58,7 @@ class Surface:
     def __init__(self, model: Model, y: Tensor, target: Tensor | None = None) -> None:
         self.model = model
         self.classes: int | None = None  # L, known after the first logits
+        self.precision: torch.dtype | None = None  # that the model answers in, known then too
         self._labels = {"y": y, "target": target}
         self._total: Tensor | None = None  # the sum of all answers, on the device: NaN once one of them was
         self._graphs: dict[object, Step] = {}
@@ -125,9 +126,9 @@ class Surface:
             if callable(loss):
                 z, _ = None, self.count(x)
                 value = loss(self.model, x, y if target is None else target)  # [N]
-                if value.shape != y.shape:
-                    shape = tuple(value.shape)
-                    raise ValueError(f"loss returned shape {shape}: expected one value a sample, [{len(y)}]")
+                if not isinstance(value, Tensor) or value.shape != y.shape:
+                    what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+                    raise ValueError(f"loss returned {what}: expected one value a sample, [{len(y)}]")
             else:
                 z = self._answer(x)  # [N, L]
                 value = score(loss, z, y, target)  # [N]
@@ -181,18 +182,19 @@ class Surface:
         if not isinstance(z, Tensor) or z.ndim != 2 or len(z) != n or z.shape[1] < 2:
             what = f"shape {tuple(z.shape)}" if isinstance(z, Tensor) else f"a {type(z).__name__}"
             raise ValueError(f"model returned {what} for {n} images: expected logits [{n}, classes], 2 classes or more")
-        self.classes = L = z.shape[1]
+        self.classes, self.precision = z.shape[1], z.dtype
+        L = z.shape[1]
         if z.is_cuda and torch.cuda.is_current_stream_capturing():
             return
         for name, label in self._labels.items():
             if label is not None and not bool(((label >= 0) & (label < L)).all()):
                 low, high = int(label.min()), int(label.max())
                 raise ValueError(f"{name} has labels {low} to {high}: the model has classes 0 to {L - 1}")
-        z = z.float()
-        if bool(z.isnan().any()):
-            raise ValueError("model returned NaN logits on the images as given")
+        close, z = max(1e-3, torch.finfo(z.dtype).eps), z.float()  # in bfloat16 rows of probabilities hardly sum to 1
+        if lost := int(z.isnan().any(1).sum()):
+            raise ValueError(f"model returned NaN logits for {lost} of the first {n} images it was asked about")
         least, most = (float(v) for v in torch.aminmax(z))
-        if least >= 0 and bool(((z.sum(1) - 1).abs() < 1e-3).all()):
+        if least >= 0 and bool(((z.sum(1) - 1).abs() < close).all()):
             found = "the model seems to return probabilities", "softmax"
         elif 0 <= least < _END and 1 - _END < most <= 1:
             found = "outputs between 0 and 1, up to both ends, look like probabilities (sigmoid)", "the sigmoid"
@@ -213,7 +215,8 @@ def guarded(model: Model) -> Iterator[None]:
     A model left in train mode is a mistake more often than not (batch statistics make the samples of a batch
     depend on each other), so it is said; every submodule gets its own mode back.
     """
-    training = [m for m in model.modules() if m.training] if isinstance(model, nn.Module) else []
+    owner = getattr(model, "__self__", model)  # of a method, as model.forward
+    training = [m for m in owner.modules() if m.training] if isinstance(owner, nn.Module) else []
     if training:
         warnings.warn(
             "the model is in train mode: it is attacked in eval mode and given back as it was",
@@ -336,7 +339,7 @@ class Attack:
         if not isinstance(y, Tensor):
             raise ValueError(f"y is a {type(y).__name__}: expected a tensor of integers [{len(x)}]")
         if isinstance(target, int) and not isinstance(target, bool):
-            target = torch.full_like(y, target)
+            target = torch.full_like(y, target, dtype=torch.int64)
         if index is None:
             index = torch.arange(len(x), device=x.device)
         labels = {"y": y, "target": target, "index": index}

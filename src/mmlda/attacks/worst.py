@@ -12,7 +12,7 @@ from torch import Tensor
 from mmlda.attacks.apgd import APGD
 from mmlda.attacks.fab import FAB
 from mmlda.attacks.gradient import check_ball, in_ball
-from mmlda.attacks.losses import Loss
+from mmlda.attacks.losses import Loss, check_loss
 from mmlda.attacks.result import AttackResult, measure
 from mmlda.attacks.square import Square
 from mmlda.attacks.surface import Attack, Surface, survivors
@@ -52,7 +52,11 @@ class WorstCase(Attack):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ball(self.eps, self.norm)
+        if isinstance(self.losses, str):
+            raise ValueError(f"losses={self.losses!r}: expected a list of losses")
         object.__setattr__(self, "losses", tuple(self.losses))
+        for loss in self.losses:
+            check_loss(loss)
         if self.attacks is not None:
             object.__setattr__(self, "attacks", tuple(self.attacks))
             if not self.attacks:
@@ -84,6 +88,7 @@ class WorstCase(Attack):
         wrong = label != y if target is None else label == target
         steps, winner = torch.zeros_like(y), torch.where(wrong, -2, -1)
         x_adv, zero = x.clone(), torch.zeros_like(wrong)
+        blind = False
         for number, attack in enumerate(self.attack_list()):
             who = survivors(winner == -1)
             if len(who) == 0:
@@ -103,6 +108,7 @@ class WorstCase(Attack):
             winner = winner.index_copy(0, who[won], torch.full_like(who[won], number))
             if number == 0 and result.zero_at_start is not None:
                 zero = zero.index_copy(0, who, result.zero_at_start)
+            blind |= number == 0 and result.zero_at_start is None
         return measure(
             x,
             x_adv,
@@ -110,7 +116,7 @@ class WorstCase(Attack):
             prediction=label,
             steps=steps,
             bounds=self.bounds,
-            zero_at_start=zero,
+            zero_at_start=None if blind else zero,
             target=target,
             winner=winner,
         )

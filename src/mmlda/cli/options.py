@@ -6,7 +6,7 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -126,6 +126,8 @@ def _is_a(value: Any, hint: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool)
     if hint in (bool, str):
         return isinstance(value, hint)
+    if typing.get_origin(hint) is Sequence:
+        return isinstance(value, list) and all(_is_a(one, typing.get_args(hint)[0]) for one in value)
     if typing.get_origin(hint) is tuple:
         parts = typing.get_args(hint)
         if not isinstance(value, list):
@@ -143,6 +145,8 @@ def make_attack(name: str, values: dict[str, Any]) -> Attack:
     if name not in ATTACKS:
         raise ValueError(f"attack = {name!r}: expected one of {', '.join(ATTACKS)}")
     kind = getattr(attacks, ATTACKS[name])
+    if "bounds" in values:
+        raise ValueError(f"bounds = {values['bounds']!r}: expected none, as images on the command line are 0 to 1")
     values = checked(kind, values, kind.__name__)
     fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
     required = [key for key, field in fields.items() if field.default is dataclasses.MISSING
