@@ -4,7 +4,7 @@ The budget is the same too, except for the worst case, which is given as it come
 ("standard"): ours takes 20 steps of FAB and 1,000 queries of Square where AutoAttack takes 100 and 5,000, and adds a
 margin loss. There the robust accuracy is what must not be higher.
 
-    python benchmarks/attacks.py --device cpu --out benchmarks/results/attacks-cpu.json
+    python benchmarks/attacks.py --device cpu --again 3 --out benchmarks/results/attacks-cpu.json
     python benchmarks/attacks.py --device cuda --model cifar10-sr --images cifar10.safetensors --out ...
 
 bim      BIM and PGD beside the bare forward and backward passes, torchattacks and foolbox; on CUDA at several batch
@@ -29,7 +29,9 @@ import importlib.util
 import json
 import platform
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -41,6 +43,7 @@ from torch import Tensor, nn
 
 import mmlda
 from mmlda.attacks import APGD, BIM, FAB, PGD, Square, WorstCase, compiled
+from mmlda.results import code_version
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "tests")]
 import attack_models  # noqa: E402
@@ -294,6 +297,7 @@ def main() -> None:
     parser.add_argument("--eps", type=float, default=2 / 255, help="CUDA: the radius")
     parser.add_argument("--steps", type=int, default=40, help="of BIM")
     parser.add_argument("--pairs", type=int, default=30, help="rounds of BIM")
+    parser.add_argument("--again", type=int, default=0, help="more processes for BIM, whose medians differ")
     parser.add_argument("--worst-rounds", type=int, default=1)
     parser.add_argument("--cw-steps", type=int, help="of a search beside foolbox")
     parser.add_argument("--paper", action="store_true", help="CUDA: C&W at the paper's budget too, some minutes")
@@ -314,7 +318,7 @@ def main() -> None:
     device = torch.cuda.get_device_name() if args.device == "cuda" else platform.processor() or platform.machine()
     report: dict = {
         "benchmark": "attacks", "versions": versions, "device": device, "threads": torch.get_num_threads(),
-        "settings": settings,
+        "commit": code_version(), "settings": settings,
     }  # fmt: skip
     benches = {"bim": bench_bim, "worst": bench_worst, "cw": bench_cw, "jsma": bench_jsma, "scaling": bench_scaling}
     for part, bench in benches.items():
@@ -323,6 +327,18 @@ def main() -> None:
             if args.out:  # after each part: a run cut short has what was done
                 args.out.parent.mkdir(parents=True, exist_ok=True)
                 args.out.write_text(json.dumps(report, indent=2) + "\n")
+    if args.again and args.out:
+        report["bim again"] = [again(args) for _ in range(args.again)]
+        args.out.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def again(args: argparse.Namespace) -> dict:
+    """BIM in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "bim.json"
+        same = [f"--{key}={getattr(args, key)}" for key in ("device", "steps", "pairs", "seed")]
+        subprocess.run([sys.executable, __file__, "--only=bim", f"--out={out}", *same], check=True)
+        return json.loads(out.read_text())["bim"]
 
 
 if __name__ == "__main__":
