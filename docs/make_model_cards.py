@@ -21,7 +21,7 @@ from mmlda.report.tables import mean_number, ours, variant
 PAGE = Path(__file__).parent / "models.md"
 SCRIPT = Path(__file__).name
 VERDICTS = {
-    "none": "Not robust at eps {eps}, and nothing hides it: the audit's verdict is *none*.",
+    "none": "Not robust at eps {eps}, and standard attacks show it there: the audit's verdict is *none*.",
     "masked": "Not robust at eps {eps}, although gradient attacks make it look so: the audit's verdict is *masked*.",
     "mixed": "Do not rely on its robustness at eps {eps}: the audit's verdict is *mixed*.",
     "real": "Robust at eps {eps} only: the audit's verdict is *real* there.",

@@ -133,14 +133,16 @@ def _unjudged(said: str, data: str, words: str, group: list[Entry]) -> Row:
 
 
 def _finetuned(entries: list[Entry], data: str) -> Row:
-    better = measured = 0
+    better = worse = measured = 0
     group: list[Entry] = []
     for row, attack, eps in tuned_cells():
         tuned, base = (at(entries, "table2", data=data, model=m, attack=attack, eps=eps) for m in (row, "SR"))
         if tuned and base:
             measured, group = measured + 1, group + tuned
-            better += difference([e.result for e in tuned + base], row, "SR")[0] > 0
-    words = f"Above SR in {better} of {measured} cells by the 95% interval of the difference; n = {images(group)}"
+            low, high = difference([e.result for e in tuned + base], row, "SR")
+            better, worse = better + (low > 0), worse + (high < 0)
+    words = f"Above SR in {better} and below it in {worse} of {measured} cells by the 95% interval of the difference"
+    words += f"; n = {images(group)}"
     return _unjudged(FINETUNED, data, words, group)
 
 

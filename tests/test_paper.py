@@ -23,7 +23,7 @@ from mmlda.attacks import BIM
 from mmlda.checkpoints import packed
 from mmlda.models import build
 from mmlda.paper import Setup, numbers
-from mmlda.paper.figures import semantic
+from mmlda.paper.figures import fig4_claim, semantic
 from mmlda.paper.setup import Net, networks, tuned
 from mmlda.paper.suspects import VARIANTS, VIEWS, clipped, verdict
 from mmlda.paper.tables import difference, paired_errors, ratio_interval, robust, robust_claims, table3_claims
@@ -191,6 +191,33 @@ def test_figures_2_3_and_5(setup):
     assert [r.value for r in folds[:2]] == pytest.approx([np.mean(r.series["errors"]) for r in folds[:2]])
     best = min(folds[:2], key=lambda r: r.value)
     assert folds[2].value == best.cell["log10_C"]
+
+
+@pytest.mark.parametrize(
+    "at_two, holds", [((9.0, 9.1, 9.2), True), ((10.4, 10.3, 10.6), False), ((10.2, 9.9, 10.4), None)]
+)
+def test_the_choice_of_c_is_judged_fold_by_fold(at_two, holds, setup, monkeypatch):
+    errors = [(10.0, 10.1, 10.2), at_two]
+    records = [{"accuracy": 1 - e / 100, "seconds": 1.0} for part in errors for e in part]
+    monkeypatch.setattr("mmlda.paper.figures.train", lambda *a: records)
+    monkeypatch.setattr("mmlda.paper.figures.trained", lambda *a: None)
+    monkeypatch.setattr("mmlda.paper.figures.predictions", lambda model, data, **k: torch.zeros(len(data)))
+    assert paper.fig5(setup, (1.0, 2.0), 3)[-1].holds is holds
+
+
+@pytest.mark.parametrize(
+    "ours, base, holds",
+    [
+        ((0.5, 0.30), (0.0, 0.30), True),
+        ((0.0, 0.30), (0.0, 0.30), False),
+        ((0.32, 0.25), (0.28, 0.27), False),  # all of both, by every limit
+        ((0.32, 0.30), (0.28, 0.27), None),  # each by its own: no difference; by MM-LDA's limit for both: one
+    ],
+)
+def test_semantic_noise_is_judged_by_each_limit(ours, base, holds, setup):
+    found = [[(torch.full((600,), alike), limit)] for alike, limit in (ours, base)]
+    assert fig4_claim(setup, *found).holds is holds
+    assert fig4_claim(setup, *[[(alike[:100], limit) for alike, limit in rows] for rows in found]).holds is None
 
 
 def test_the_theory_holds_where_the_paper_says_so(setup):

@@ -192,7 +192,7 @@ def attack_images(
         n=n,
         seed=attack.seed,
         seconds=sum(float(one["seconds"]) for one in parts),
-        numbers={**_summary(joined, right), "zero_gradient": sum(zero) / n if zero else None},
+        numbers={**_summary(joined, right, part.labels.cpu()), "zero_gradient": sum(zero) / n if zero else None},
         **about,
     ).save(folder, packed(_compact(joined)))
     if picture:
@@ -331,11 +331,15 @@ def _compact(joined: dict[str, Tensor]) -> dict[str, Tensor]:
     return {"success": joined["success"], **labels, **{k: joined[k].half() for k in ("linf", "l2", "distortion")}}
 
 
-def _summary(joined: dict[str, Tensor], right: Tensor) -> dict[str, float | None]:
-    """Shares over all images; distances over those that were right and were broken."""
+def _summary(joined: dict[str, Tensor], right: Tensor, labels: Tensor) -> dict[str, float | None]:
+    """Shares over all images; distances over those that were right and were broken.
+
+    "plain_accuracy" counts an image that was wrong before and is right under attack too.
+    """
     broken = right & joined["success"]
     summary: dict[str, float | None] = {
         "clean_accuracy": right.double().mean().item(),
+        "plain_accuracy": (joined["prediction"] == labels).double().mean().item(),
         "success_rate": (broken.sum() / right.sum().clamp_min(1)).item(),
         "mean_steps": joined["steps"].double().mean().item(),
     }
