@@ -145,6 +145,11 @@ def test_what_the_page_of_suspects_says_of_the_networks_that_ship():
     assert cell("cifar10", "mm-lda-adam", "clipped-probabilities", "bim", "0.04").n == 250
     base = [f"{cell('mnist', 'sr', 'clipped-probabilities', 'bim', eps).value:.1f}%" for eps in ("0.12", "0.2")]
     assert f"SR keeps {base[0]} and {base[1]} on MNIST and {sr} on CIFAR-10" in text
+    own = {row: [cell("cifar10", row, "predicted-labels", "bim", eps).value for eps in ("0.04", "0.12", "0.2")]
+           for row in ("sr", "mm-lda", "mm-lda-adam")}  # fmt: skip
+    assert "SR on CIFAR-10 has {}%, {}% and {}% at 0.04, 0.12 and 0.2".format(*own["sr"]) in text
+    assert f"there the view has {max(own['mm-lda'] + own['mm-lda-adam'])}% and less" in text
+    assert f"is then zero (softmax {sr})" in readme
     for data, row, eps in (("mnist", "mm-lda", "0.12"), ("cifar10", "mm-lda-adam", "0.04")):
         narrow, wide = (cell(data, row, view, "fgsm", eps).value for view in ("logits", "logits-float64"))
         assert re.search(rf"{narrow:.1f}%.{{0,25}} and {wide:.1f}%", text)

@@ -123,6 +123,8 @@ def test_table2_is_what_the_attack_leaves(setup, table2):
         assert of[row, "BIM", None, None].value == pytest.approx(100 * left / 24)
     outcomes = load(of["SR", "BIM", None, None].read_outcomes(setup.out))
     assert int(((outcomes["clean"] == y) & (outcomes["prediction"] == y)).sum()) == held
+    plain = float((outcomes["prediction"] == y).double().mean())
+    assert of["SR", "BIM", None, None].numbers["plain_accuracy"] == pytest.approx(plain)
 
 
 def test_nothing_is_done_twice(setup, table2, monkeypatch):
