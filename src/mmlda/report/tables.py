@@ -233,7 +233,8 @@ def table2(entries: list[Entry]) -> list[Table]:
                 row += three if name in with_paper else three[:1]
             rows.append(row)
         title = "Table 2. Accuracy under attack" if attacked else "Accuracy in the worst case"
-        about = "Percent of the test images still classified correctly within a perturbation of ε, higher is better."
+        about = "Percent of the test images right before the attack and after it, within a perturbation of ε"
+        about += " (JSMA’s steps are of that size). Higher is better."
         if beaten:
             about += " The worst case is the strongest of many attacks, image by image; the paper has none."
         made.append(Table(f"table2-{len(made)}", f"{title}: {data}", about, columns, rows, below(group, rows)))
