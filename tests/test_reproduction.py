@@ -160,6 +160,14 @@ def test_cells_of_table_2_and_what_is_counted(page, tmp_path):
     assert "Above SR in 0 and below it in 0 of 1 cells" in row(made["claims"], "no rule was written")
 
 
+def test_cells_that_differ_by_how_accuracy_is_counted_are_listed(page, tmp_path):
+    for attack, plain in (("FGSM", 0.3), ("BIM", 0.205)):
+        more = {"numbers": {"clean_accuracy": 0.92, "plain_accuracy": plain}}
+        save(tmp_path, "table2", 20.0, data="cifar10", model="SR", attack=attack, eps=0.04, more=more)
+    text = page.parts(tmp_path)["table2"].split("a point more")[1]
+    assert row(text, "SR |", "FGSM 0.04").endswith("| 30.00 | 20.0 | 92.00 |") and not rows(text, "BIM 0.04")
+
+
 def test_what_the_paper_leaves_open_is_read_in_the_way_that_fits_best_and_that_is_said(page, tmp_path):
     paper = numbers.table2("cifar10", "SR", "JSMA", 0.12)
     for surface, target, apart in (("logits", "random", 30), ("softmax", "random", 2), ("softmax", "least-likely", -9)):
