@@ -191,7 +191,7 @@ def tally(group: list[Entry], wanted: int) -> tuple[str, bool | None]:
     Holds where all are, does not where one is not; not decided where some of those wanted are missing and none fails.
     """
     found = against(group)
-    near, rule = [held for _, held, _ in found.values()], "".join(rule for _, _, rule in list(found.values())[:1])
+    near, rule = [held for _, held, _ in found.values()], next((rule for _, _, rule in found.values()), "")
     apart = {place: gap for place, (gap, _, _) in found.items()}
     if not near:
         return "", None

@@ -97,8 +97,8 @@ def _counted(entries: list[Entry]) -> str:
     if not rows:
         return ""
     head = ("data", "network", "attack", "right before and after", "right after", "paper", "clean")
-    return "Cells where all that is right under attack is a point more than what was right before too:\n\n" + markdown(
-        head, rows) + "\n"  # fmt: skip
+    text = "Cells where all that is right under attack is a point more than what was right before too:\n\n"
+    return text + markdown(head, rows) + "\n"
 
 
 def table3(entries: list[Entry]) -> str:

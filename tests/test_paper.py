@@ -198,13 +198,13 @@ def test_figures_2_3_and_5(setup):
 @pytest.mark.parametrize(
     "at_two, holds", [((9.0, 9.1, 9.2), True), ((10.4, 10.3, 10.6), False), ((10.2, 9.9, 10.4), None)]
 )
-def test_the_choice_of_c_is_judged_fold_by_fold(at_two, holds, setup, monkeypatch):
+def test_the_choice_of_c_is_judged_fold_by_fold(at_two, holds, tmp_path, monkeypatch):
     errors = [(10.0, 10.1, 10.2), at_two]
     records = [{"accuracy": 1 - e / 100, "seconds": 1.0} for part in errors for e in part]
     monkeypatch.setattr("mmlda.paper.figures.train", lambda *a: records)
     monkeypatch.setattr("mmlda.paper.figures.trained", lambda *a: None)
     monkeypatch.setattr("mmlda.paper.figures.predictions", lambda model, data, **k: torch.zeros(len(data)))
-    assert paper.fig5(setup, (1.0, 2.0), 3)[-1].holds is holds
+    assert paper.fig5(Setup(out=tmp_path, show=False), (1.0, 2.0), 3)[-1].holds is holds
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,8 @@ def test_the_choice_of_c_is_judged_fold_by_fold(at_two, holds, setup, monkeypatc
         ((0.32, 0.30), (0.28, 0.27), None),  # each by its own: no difference; by MM-LDA's limit for both: one
     ],
 )
-def test_semantic_noise_is_judged_by_each_limit(ours, base, holds, setup):
+def test_semantic_noise_is_judged_by_each_limit(ours, base, holds, tmp_path):
+    setup = Setup(out=tmp_path, show=False)
     found = [[(torch.full((600,), alike), limit)] for alike, limit in (ours, base)]
     assert fig4_claim(setup, *found).holds is holds
     assert fig4_claim(setup, *[[(alike[:100], limit) for alike, limit in rows] for rows in found]).holds is None

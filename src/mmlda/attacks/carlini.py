@@ -227,8 +227,7 @@ class CarliniWagner(Attack):
 
     def _there(self, z: Tensor, label: Tensor, aimed: bool) -> Tensor:
         """Whether the images as given are across the boundary by kappa: bool [N]."""
-        gap = -margin(z, label) if aimed else margin(z, label)
-        return ((z.argmax(1) == label) == aimed) & (gap >= self.kappa)
+        return ((z.argmax(1) == label) == aimed) & (_gap(z, label, aimed) >= self.kappa)
 
     def _across(self, gap: Tensor, rounding: Tensor) -> Tensor:
         """Whether logits are across the boundary by kappa, and by more than rounding: bool [N]."""
@@ -245,8 +244,7 @@ class CarliniWagner(Attack):
         found, share = (best_sq > 0) & (best_sq < torch.inf), _FURTHER
         z = surface.replayed_logits(best)
         for _ in range(8):  # by three fifths of the distance at the most
-            gap = -margin(z, label) if aimed else margin(z, label)
-            short = found & ~self._across(gap, _rounding(z, x, surface))
+            short = found & ~self._across(_gap(z, label, aimed), _rounding(z, x, surface))
             if not bool(short.any()):
                 break
             further = (x + (best - x) * (1 + share)).clamp(*self.bounds)
@@ -268,7 +266,7 @@ class CarliniWagner(Attack):
             x_k = (u * half).add_(mid).clamp_(lo, hi).to(x.dtype).requires_grad_(True)
             with torch.enable_grad():
                 z = surface.logits(x_k)  # [B, L]
-                gap = -margin(z, label) if aimed else margin(z, label)
+                gap = _gap(z, label, aimed)
                 rounding = _rounding(z.detach(), x, surface)
                 f = torch.maximum(-gap, -(1.5 * rounding).clamp_min(self.kappa))  # to where a point counts as across
                 (g,) = torch.autograd.grad((f * c).sum(), x_k)
@@ -345,6 +343,11 @@ class CarliniWagner(Attack):
         if n == size or (busy.is_cuda and n > 0 and (n > 0.75 * size or size <= 32)):
             return None
         return busy.nonzero()[:, 0]
+
+
+def _gap(z: Tensor, label: Tensor, aimed: bool) -> Tensor:
+    """How far logits `z` are across the boundary, [N]: towards `label`, or away from it."""
+    return -margin(z, label) if aimed else margin(z, label)
 
 
 def _rounding(z: Tensor, x: Tensor, surface: Surface) -> Tensor:
