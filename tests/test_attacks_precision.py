@@ -33,10 +33,11 @@ def test_steps_smaller_than_the_images_rounding_count(attack: Attack, dtype: tor
     assert 0.9 * moved[1] < moved[0] < 1.1 * moved[1]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, *HALF])
-@pytest.mark.parametrize("shift", [0.0, -100.0, 1e4])
+@pytest.mark.parametrize(
+    ("dtype", "shift"), [(torch.float16, -100.0), (torch.float16, 1e4), (torch.bfloat16, 0.0), (torch.bfloat16, 1e4)]
+)
 def test_carlini_and_a_constant_in_the_logits_of_half_images(dtype: torch.dtype, shift: float) -> None:
-    model, x = network("sr"), images(40)[0].to(dtype)
+    model, x = network("sr"), images(20)[0].to(dtype)
     ours = shifted(model, shift)
     label = ours(x).argmax(1)
     attack = CarliniWagner(search_steps=6, steps=200)
@@ -52,7 +53,7 @@ def test_carlini_and_a_constant_in_the_logits_of_half_images(dtype: torch.dtype,
 
 @pytest.mark.parametrize("shift", [0.0, -100.0])
 def test_carlini_on_a_network_in_half_precision(shift: float) -> None:
-    model, x = copy.deepcopy(network("sr")).half(), images(40)[0].half()
+    model, x = copy.deepcopy(network("sr")).half(), images(20)[0].half()
     label = (model(x) + shift).argmax(1)
     result = CarliniWagner(search_steps=6, steps=200)(lambda v: model(v) + shift, x, label)
     other = FAB(norm="l2", steps=30)(lambda v: model(v) + shift, x, label)

@@ -57,7 +57,6 @@ ATTACKS: dict[str, Callable[..., Attack]] = {
     "Square-l2": lambda width=1.0, **kw: Square(eps=EPS_L2 * width, norm="l2", queries=300, **kw),
     "FAB": lambda width=1.0, **kw: FAB(targets=3, steps=15, **kw),
     "FAB-l2": lambda width=1.0, **kw: FAB(norm="l2", targets=3, steps=15, restarts=2, **kw),
-    "FAB-eps": lambda width=1.0, **kw: FAB(eps=EPS * width, targets=3, steps=15, **kw),
     "WorstCase": lambda width=1.0, **kw: _short_worst(EPS * width, **kw),
     "JSMA": lambda width=1.0, **kw: JSMA(eps=width, **kw),
     "JSMA-pairs": lambda width=1.0, **kw: JSMA(
@@ -71,9 +70,9 @@ BALLS: dict[str, tuple[str, float]] = {
     for name in ATTACKS
 }
 BALLS.update({name: ("linf", 1.0) for name in ATTACKS if name.startswith("JSMA")})  # the whole range
-MINIMUM_NORM = {"FAB", "FAB-eps", "FAB-l2", "CW"}
+MINIMUM_NORM = {"FAB", "FAB-l2", "CW"}
 GRADIENT = {name for name in ATTACKS if not name.startswith("Square")}
-DETERMINISTIC = {"FGSM", "FGSM-l2", "BIM", "ILCM", "FAB", "FAB-eps", "JSMA", "CW"}
+DETERMINISTIC = {"FGSM", "FGSM-l2", "BIM", "ILCM", "FAB", "JSMA", "CW"}
 
 every_attack = pytest.mark.parametrize("name", ATTACKS)
 

@@ -313,10 +313,10 @@ def test_square_in_l2_does_not_overflow_on_images_up_to_255(dtype: torch.dtype) 
     assert 0.2 < float(exact.double().mean()) < 0.8 and abs(int(result.success.sum() - exact.sum())) <= 2
 
 
-@pytest.mark.parametrize(("norm", "eps"), [("linf", 0.05), ("linf", 0.15), ("l2", 0.5)])
+@pytest.mark.parametrize(("norm", "eps"), [("linf", 0.15), ("l2", 0.5)])
 def test_fab_within_eps_stops_at_the_same_point_in_any_batch(norm: str, eps: float) -> None:
     """A sample that is done may stay in the batch for a while: it must not go on from there."""
-    model, (x, y) = copy.deepcopy(network("sr")).double(), images(60)
+    model, (x, y) = copy.deepcopy(network("sr")).double(), images(40)
     x = x.double()
     whole = FAB(eps=eps, norm=norm, steps=15)(model, x, y)
     alone = FAB(eps=eps, norm=norm, steps=15, batch_size=1)(model, x, y)
