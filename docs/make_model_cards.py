@@ -43,8 +43,10 @@ def recipe(about: dict[str, Any]) -> str:
     seen = [word for word, there in ((crop, made["pad"]), (flip, made["flip"])) if there]
     words.append(" and ".join(seen) or "no augmentation")
     words.append({"ce": "cross-entropy"}.get(made["loss"], f"the loss {made['loss']!r}"))
-    if made["adversary"]:
-        words.append("adversarial examples: " + ", ".join(f"{k} {v}" for k, v in made["adversary"].items()))
+    if foe := made["adversary"]:
+        words.append(f"{100 * foe['share']:g}% adversarial examples, {foe['attack'].upper()} at eps {size(foe['eps'])}: "
+                     f"{foe['steps']} steps of {foe['step']:g} eps"
+                     f"{' from a random start' if foe['random_start'] else ''}, crafted {foe['craft']}")  # fmt: skip
     return "; ".join(words)
 
 
@@ -54,7 +56,7 @@ def network(about: dict[str, Any], parameters: int) -> str:
     blocks = "pre-activation" if made["preactivation"] else "post-activation"
     head = "softmax head"
     if made["head"] == "mmlda":
-        head = f"Max-Mahalanobis head (C = {made['C']:g}, precision {made['precision']:g}, dimension {made['dim']})"
+        head = f"Max-Mahalanobis head (C = {made['C']:.4g}, precision {made['precision']:g}, dimension {made['dim']})"
     return f"Resnet-{made['depth']}, {blocks} blocks, {head}, {made['num_classes']} classes, {parameters:,} parameters"
 
 
@@ -96,6 +98,8 @@ def card(name: str, entries: list[Entry]) -> str:
     again = f"; measured again: {_accuracy(clean)}" if clean else ""
     audited = "; ".join(f"[{e.result.value}]({link(e)}) at eps {size(e.eps)} ({images([e])} images)" for e in audits)
     shape = about["probe"]["shape"][1:]
+    half = about.get("stored") == "float16"
+    when = "as it ships, on a CPU" if half else "when it was made"
     rows = [
         ("what it is", network(about, parameters)),
         ("input", f"{' x '.join(map(str, shape))} images in [0, 1]; the network itself subtracts "
@@ -104,7 +108,7 @@ def card(name: str, entries: list[Entry]) -> str:
         ("seed", str(about["recipe"]["seed"])),
         ("data", f"{DATA[about['data']]}, {about['train_images']:,} training images"),
         ("trained on", f"{made['device']}, torch {made['torch']}, {about['seconds']:.0f} seconds, others side by side"),
-        ("test accuracy", f"{100 * about['accuracy']:.2f}% of {about['test_images']:,} images when it was made{again}"),
+        ("test accuracy", f"{100 * about['accuracy']:.2f}% of {about['test_images']:,} images {when}{again}"),
         ("audit", audited or MISSING),
         ("C&W distortion", distances(here)),
         ("weights", f"`{name}.safetensors`, SHA-256 of the tensors `{digest[:16]}`"),
@@ -115,9 +119,15 @@ def card(name: str, entries: list[Entry]) -> str:
     if config["head"] == "mmlda" and about["recipe"]["loss"] == "ce":
         limits.append("Nothing in its training pulls its features to the means that the theorems speak of "
                       "([head.md](head.md#latent-fit)).")  # fmt: skip
+    if half:
+        limits.append("Stored in half precision, which rounds its weights" + (
+            ", and the entries of its means by up to 0.004 of 10." if config["head"] == "mmlda" else "."))  # fmt: skip
     paper = "MM-LDA" if config["head"] == "mmlda" else "SR"
     use = f"the paper's Resnet-32 ({paper}) for {DATA[about['data']]}: to check this project's numbers, to try attacks "
     use += "and audits on, and as a start for fine-tuning. Not for decisions that anybody depends on."
+    if about["recipe"]["adversary"]:
+        use = f"a Resnet-32 ({paper}) trained to be robust, which the paper has none of: to see what a network looks "
+        use += "like whose robustness is real, and to try attacks and audits on. Not for decisions that anybody depends on."
     text = f"## `{name}`\n\n" + markdown(("", ""), rows)
     text += f"\nAccuracy in % under attack{_many(here)}:\n\n{attacked(here)}\n"
     return text + f"**Intended use:** {use}\n\n**Limits:** {' '.join(dict.fromkeys(limits))}\n"

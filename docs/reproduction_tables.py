@@ -234,7 +234,7 @@ def suspects(entries: list[Entry]) -> str:
             left = [[model, *(value(at(group, "suspect", model=model, view="worst case", eps=eps), 1)
                               for eps in numbers.EPS)] for model in VARIANTS]  # fmt: skip
             if at(group, "suspect", view="worst case"):
-                text += markdown(("network", *(f"worst case {e:g}" for e in numbers.EPS)), left)
+                text += markdown(("network", *(f"worst case {e:g}" for e in numbers.EPS)), left) + "\n"
             text += notes(group) + "\n"
     return text.removesuffix("\n")
 

@@ -260,7 +260,7 @@ def test_all_is_every_part_once_and_a_wrong_name_is_refused(setup, monkeypatch):
     parts["theory"] = ()
     ran.clear()
     paper.reproduce("all", setup)
-    assert len(ran) == len(set(ran)) == 13 and "suspects" not in ran
+    assert len(ran) == len(set(ran)) == 13 and not {"suspects", "hardened"} & set(ran)
     with pytest.raises(ValueError, match="table9"):
         paper.reproduce("table9", setup)
 
@@ -528,15 +528,36 @@ def test_a_killed_reproduction_goes_on_job_by_job(tmp_path):
         assert (result.value, result.numbers) == (killed[name].value, killed[name].numbers), name
 
 
+# ----------------------------------------------------------------------------------------------- trained on PGD
+
+
+def test_networks_trained_on_pgd_are_under_the_worst_case_and_audited(tmp_path):
+    setup = Setup(data="digits", out=tmp_path, steps=60, n=12, show=False)
+    found = paper.reproduce("pgd", setup)
+    worst, judged = found[:6], found[6:]
+    assert {(r.cell["model"], r.cell["eps"]) for r in worst} == {
+        (row, eps) for row in ("SR (PGD)", "MM-LDA (PGD)") for eps in (0.025, 0.05, 0.1)
+    }
+    assert all(r.kind == "worst" and r.recipe["adversary"]["eps"] == 0.1 and r.steps == 60 for r in worst)
+    assert {r.recipe["optimizer"] for r in worst} == {"sgd", "adam"}  # each head by its own recipe
+    assert [(r.kind, r.cell["eps"]) for r in judged] == [("audit", 0.1)] * 2
+    assert len({r.network["sha256"] for r in found}) == 2
+    assert [r.seconds for r in paper.reproduce("pgd", setup)] == [r.seconds for r in found]  # and nothing twice
+
+
 # ----------------------------------------------------------------------------------------------- suspects
 
 
 def test_every_suspect_is_tried_in_every_view(tmp_path):
     setup = Setup(data="digits", out=tmp_path, steps=40, n=4, show=False)
-    chosen = ("SR", "MM-LDA", "centre loss")
+    chosen = ("SR", "MM-LDA", "centre loss", "soft targets")
     found = paper.suspects(setup, chosen)
     cells = {(r.cell["model"], r.cell["view"], r.cell["attack"], r.cell["eps"]): r for r in found[:-1]}
-    assert len(cells) == 3 * 3 * (1 + 2 * len(VIEWS))
+    assert len(cells) == 4 * 3 * (1 + 2 * len(VIEWS))
+    for (model, *where), r in cells.items():  # at C = 100 the soft targets are 0 and 1 in float32: the same network
+        assert ("the very weights of MM-LDA" in r.note) == (model == "soft targets")
+        if model == "soft targets":
+            assert r.value == cells["MM-LDA", *where].value and r.outcomes["file"] == f"{r.name}.safetensors"
     assert found[-1].cell["claim"] == "suspects" and "no numbers to explain" in found[-1].what
     recipes = {r.cell["model"]: r.recipe for r in found[:-1]}
     assert recipes["centre loss"]["loss"] == "joint" and recipes["MM-LDA"]["loss"] == "ce"

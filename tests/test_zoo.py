@@ -15,7 +15,8 @@ SHARED = Path(os.environ.get("MMLDA_SHARED_DATA", Path(__file__).resolve().paren
 
 
 def test_what_ships():
-    assert zoo.names() == ["cifar10-mmlda", "cifar10-mmlda-adam", "cifar10-sr", "mnist-mmlda", "mnist-sr"]
+    assert zoo.names() == ["cifar10-mmlda", "cifar10-mmlda-adam", "cifar10-mmlda-pgd", "cifar10-sr", "cifar10-sr-pgd",
+                           "mnist-mmlda", "mnist-sr"]  # fmt: skip
     assert sum(path.stat().st_size for path in zoo.FOLDER.iterdir() if path.is_file()) < 12e6
 
 

@@ -174,13 +174,15 @@ RECIPES: dict[str, Recipe] = {
     "mnist-hat": hat("bim"),
     "cifar10-sat": dataclasses.replace(sat("bim", 0.04, steps=30_000), pad=4, flip=True),
     "cifar10-hat": dataclasses.replace(hat("bim", steps=30_000), pad=4, flip=True),
-    "mnist-pgd": dataclasses.replace(_MNIST, adversary=Adversary(attack="pgd", eps=0.3, **_PGD)),
     "mnist-trades": dataclasses.replace(_MNIST, adversary=Adversary(attack="trades", eps=0.3, **_PGD)),
-    "cifar10-pgd": dataclasses.replace(_CIFAR10, adversary=Adversary(attack="pgd", eps=8 / 255, **_PGD)),
     "cifar10-trades": dataclasses.replace(_CIFAR10, adversary=Adversary(attack="trades", eps=8 / 255, **_PGD)),
     "digits-sr": Recipe(steps=600, milestones=(400,), batch_size=64),
     "digits-mmlda": Recipe(steps=600, milestones=(400,), batch_size=64, **_ADAM),
 }
+for _data, _eps in (("mnist", 0.3), ("cifar10", 8 / 255), ("digits", 0.1)):
+    for _kind in ("sr", "mmlda"):  # each head's own recipe, on adversarial examples alone
+        _adversary = Adversary(attack="pgd", eps=_eps, **_PGD)
+        RECIPES[f"{_data}-{_kind}-pgd"] = dataclasses.replace(RECIPES[f"{_data}-{_kind}"], adversary=_adversary)
 
 
 def network(head: str, data: str, *, C: float = 100.0, num_classes: int = 10, **settings: Any) -> dict[str, Any]:

@@ -133,7 +133,7 @@ def audit(
         print(f"{out / 'audit.json'}, {out / 'audit.png'}")
 
 
-PARTS = ["table1", "table2", "table3", "fig2", "fig3", "fig4", "fig5", "theory", "suspects", "all"]
+PARTS = ["table1", "table2", "table3", "fig2", "fig3", "fig4", "fig5", "theory", "suspects", "pgd", "all"]
 
 
 @app.command(epilog="Example: mmlda reproduce table2 --data cifar10 --shipped --n 500 --out results")

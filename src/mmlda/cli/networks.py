@@ -45,8 +45,10 @@ def models(as_json: Json = False) -> None:
         print(json.dumps(cards))
         return
     for name, card in cards.items():
-        print(f"{name:16s} test accuracy {100 * card['accuracy']:.2f}% on {card['data']}, {card['recipe']['steps']} "
-              f"steps, seed {card['recipe']['seed']}, {card['versions']['device']}")  # fmt: skip
+        foe = card["recipe"]["adversary"]
+        trained = f", trained on {foe['attack'].upper()} at {foe['eps']:.3g}" if foe else ""
+        print(f"{name:18s} test accuracy {100 * card['accuracy']:.2f}% on {card['data']}, {card['recipe']['steps']} "
+              f"steps, seed {card['recipe']['seed']}, {card['versions']['device']}{trained}")  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------- training

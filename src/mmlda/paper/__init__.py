@@ -15,13 +15,15 @@ from mmlda import checkpoints
 from mmlda.files import write_json
 from mmlda.paper.biased import fig3, fig3_control
 from mmlda.paper.figures import fig2, fig4, fig5, latent, theory_figure
+from mmlda.paper.hardened import hardened
 from mmlda.paper.setup import Setup
 from mmlda.paper.suspects import suspects
 from mmlda.paper.tables import audits, robust, table1, table2, table3, tuned_cells, worst_case
 from mmlda.results import Result
 
-__all__ = ["PARTS", "Setup", "audits", "fig2", "fig3", "fig3_control", "fig4", "fig5", "latent", "reproduce", "robust",
-           "suspects", "table1", "table2", "table3", "theory_figure", "times", "worst_case"]  # fmt: skip
+__all__ = ["PARTS", "Setup", "audits", "fig2", "fig3", "fig3_control", "fig4", "fig5", "hardened", "latent",
+           "reproduce", "robust", "suspects", "table1", "table2", "table3", "theory_figure", "times",
+           "worst_case"]  # fmt: skip
 
 
 def _all_audits(setup: Setup) -> list[Result]:
@@ -40,17 +42,20 @@ PARTS: dict[str, tuple[Callable[[Setup], list[Result]], ...]] = {
     "fig5": (fig5,),
     "theory": (theory_figure,),
     "suspects": (suspects,),
+    "pgd": (hardened,),
 }
+BESIDE = ("suspects", "pgd")  # what is no part of the paper
 
 
 def reproduce(name: str, setup: Setup) -> list[Result]:
     """The results of a table or figure, or of "all" of them, made where they are not there yet.
 
-    "suspects" is no part of the paper and not among "all": ten more networks that ask why its Table 2 is as it is.
+    Two are no part of the paper and not among "all": "suspects", ten more networks that ask why its Table 2 is as it
+    is, and "pgd", networks that were trained to be robust.
     """
     if name != "all" and name not in PARTS:
         raise ValueError(f"name = {name!r}: expected one of {', '.join(PARTS)}, all")
-    parts = [part for part in PARTS if part != "suspects"] if name == "all" else [name]
+    parts = [part for part in PARTS if part not in BESIDE] if name == "all" else [name]
     results = []
     for step in dict.fromkeys(step for part in parts for step in PARTS[part]):
         begin = time.perf_counter()

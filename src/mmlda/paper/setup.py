@@ -141,7 +141,8 @@ def variant(row: str) -> str:
 
 def recipe_name(data: str, row: str) -> str:
     """The recipe a row of a table is trained by. On CIFAR-10, MM-LDA's is not the paper's own, which is "(Adam)"."""
-    kind = {"MM-LDA": "mmlda", "MM-LDA (Adam)": "mmlda-adam"}.get(row, "sr")
+    kinds = {"MM-LDA": "mmlda", "MM-LDA (Adam)": "mmlda-adam", "SR (PGD)": "sr-pgd", "MM-LDA (PGD)": "mmlda-pgd"}
+    kind = kinds.get(row, "sr")
     return f"{data}-{kind}"
 
 

@@ -219,6 +219,11 @@ def worst_case(
         if net.row == "SR" and cells:
             nets = _tuned(setup, net, cells)
             jobs += [(nets[cell], f"{cell[0]} ({cell[1]})", cell[2]) for cell in cells]
+    return under_worst_case(setup, jobs)
+
+
+def under_worst_case(setup: Setup, jobs: Sequence[tuple[Net, str, float]]) -> list[Result]:
+    """Some networks, each as a row of a table, under the worst case at a perturbation; what is there is taken over."""
     results, n = [], setup.images(MOST)
     for net, row, e in jobs:
         name = f"worst-{setup.data}-{slug(row)}-{e:.4g}-{net.seed}"
@@ -229,7 +234,7 @@ def worst_case(
                 setup, dataclasses.replace(net, row=row), attacks.WorstCase(eps=e), kind="worst", n=n, name=name,
                 cell={"attack": "WorstCase", "eps": e},
                 what=f"accuracy of {row} under the worst case at {e:.4g} on {setup.data}",
-                note=setup.note(setup.tuning_note() if net.recipe.adversary else "", n=n),
+                note=setup.note(setup.tuning_note() if _is_tuned(net) else "", n=n),
             )  # fmt: skip
             there = found.save(setup.out, outcomes)
         results.append(there)
@@ -286,18 +291,27 @@ def audits(setup: Setup, n: int = 200, cells: Sequence[tuple[str, str, float]] =
             nets += list(named.values())
     results = []
     for net in nets:
-        name = f"audit-{setup.data}-{slug(net.row)}-{eps:g}-{net.seed}"
-        about = traced(net.model, test.subset(slice(n)), torch.device(setup.device), net.name)
-        there = kept(setup.out / f"{name}.json", about["network"]["sha256"], n)
-        if there is None:
-            other = next(one.model for one in plain if (one.row == "SR") != (net.row == "SR") and one.seed == net.seed)
-            found = audit(net.model, test, eps=eps, n=n, surrogate=other, device=setup.device, show=setup.show)
-            cell = {"data": setup.data, "model": net.row, "eps": eps, "seed": net.seed}
-            note = setup.note(setup.tuning_note() if net.recipe.adversary else "", found.note)
-            fields = {"seed": net.seed, "note": note, **net.about(), **about}
-            there = dataclasses.replace(found, name=name, cell=cell, **fields).save(setup.out)
-        results.append(there)
+        other = next(one for one in plain if (one.row == "SR") != (net.row == "SR") and one.seed == net.seed)
+        results.append(audited(setup, net, other, eps, n))
     return results
+
+
+def audited(setup: Setup, net: Net, surrogate: Net, eps: float, n: int) -> Result:
+    """Whether a network's robustness is real; a result that is there already is taken over."""
+    test, name = setup.sets()[1], f"audit-{setup.data}-{slug(net.row)}-{eps:.4g}-{net.seed}"
+    about = traced(net.model, test.subset(slice(n)), torch.device(setup.device), net.name)
+    there = kept(setup.out / f"{name}.json", about["network"]["sha256"], n)
+    if there is not None:
+        return there
+    found = audit(net.model, test, eps=eps, n=n, surrogate=surrogate.model, device=setup.device, show=setup.show)
+    cell = {"data": setup.data, "model": net.row, "eps": eps, "seed": net.seed}
+    note = setup.note(setup.tuning_note() if _is_tuned(net) else "", found.note)
+    fields = {"seed": net.seed, "note": note, **net.about(), **about}
+    return dataclasses.replace(found, name=name, cell=cell, **fields).save(setup.out)
+
+
+def _is_tuned(net: Net) -> bool:
+    return net.row.startswith("SR +")
 
 
 def _name(cell: tuple[str, str, float]) -> str:
@@ -314,11 +328,12 @@ def _tuned(setup: Setup, net: Net, cells: Sequence[tuple[str, str, float]]) -> d
 
 
 def kept(path: Path, network: str, n: int) -> Result | None:
-    """A result that is there already, if it is of the same network and number of images."""
+    """A result that is there already, if it is of the same network and of as many images or more."""
     if not path.is_file():
         return None
     there = Result.load(path)
-    return there if there.n == n and there.network is not None and there.network["sha256"] == network else None
+    same = there.network is not None and there.network["sha256"] == network
+    return there if same and there.n is not None and there.n >= n else None
 
 
 def table3(
