@@ -11,8 +11,9 @@ PIP := PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/pip install --quiet --dis
 demo: .venv/demo-ready
 	$(BIN)/mmlda demo --out demo
 
+# Two files of tests at a time; a file's tests stay together, since they share the networks it trains.
 test: .venv/test-ready lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # The long-marked tests alone: the short ones are `make test`'s.
 test-long: .venv/test-ready .venv/ray-ready

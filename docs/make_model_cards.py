@@ -44,7 +44,8 @@ def recipe(about: dict[str, Any]) -> str:
     words.append(" and ".join(seen) or "no augmentation")
     words.append({"ce": "cross-entropy"}.get(made["loss"], f"the loss {made['loss']!r}"))
     if foe := made["adversary"]:
-        words.append(f"{100 * foe['share']:g}% adversarial examples, {foe['attack'].upper()} at eps {size(foe['eps'])}: "
+        kind = f"{foe['attack'].upper()} at eps {size(foe['eps'])}"
+        words.append(f"{100 * foe['share']:g}% adversarial examples, {kind}: "
                      f"{foe['steps']} steps of {foe['step']:g} eps"
                      f"{' from a random start' if foe['random_start'] else ''}, crafted {foe['craft']}")  # fmt: skip
     return "; ".join(words)
@@ -124,10 +125,11 @@ def card(name: str, entries: list[Entry]) -> str:
             ", and the entries of its means by up to 0.004 of 10." if config["head"] == "mmlda" else "."))  # fmt: skip
     paper = "MM-LDA" if config["head"] == "mmlda" else "SR"
     use = f"the paper's Resnet-32 ({paper}) for {DATA[about['data']]}: to check this project's numbers, to try attacks "
-    use += "and audits on, and as a start for fine-tuning. Not for decisions that anybody depends on."
+    use += "and audits on, and as a start for fine-tuning."
     if about["recipe"]["adversary"]:
         use = f"a Resnet-32 ({paper}) trained to be robust, which the paper has none of: to see what a network looks "
-        use += "like whose robustness is real, and to try attacks and audits on. Not for decisions that anybody depends on."
+        use += "like whose robustness is real, and to try attacks and audits on."
+    use += " Not for decisions that anybody depends on."
     text = f"## `{name}`\n\n" + markdown(("", ""), rows)
     text += f"\nAccuracy in % under attack{_many(here)}:\n\n{attacked(here)}\n"
     return text + f"**Intended use:** {use}\n\n**Limits:** {' '.join(dict.fromkeys(limits))}\n"

@@ -19,6 +19,7 @@ from reproduction_tables import GRADIENT, PLAIN, TARGETS, WORST_EPS
 from mmlda.files import write_whole
 from mmlda.paper import fig5, numbers
 from mmlda.paper.biased import CONTROL, MODELS
+from mmlda.paper.hardened import HARDENED
 from mmlda.paper.setup import plain_rows
 from mmlda.paper.suspects import ATTACKS as SUSPECT_ATTACKS
 from mmlda.paper.suspects import VARIANTS, VIEWS
@@ -348,6 +349,10 @@ def wanted() -> list[tuple[str, str, list[dict[str, Any]]]]:
         ("Fig. 3, the control", "fig3", [{"data": "cifar10", "model": CONTROL, "set": s} for s in sets]),
         ("Fig. 4", "fig4", [{"data": d, "model": m} for d in both for m in PLAIN]),
         ("Fig. 5", "fig5", [{"data": "cifar10", "log10_C": c} for c in scales]),
+        ("Worst case of networks trained on PGD", "worst", [
+            {"data": "cifar10", "model": m, "eps": k / 255} for m in HARDENED for k in (2, 4, 8)]),
+        ("Audits of networks trained on PGD", "audit", [
+            {"data": "cifar10", "model": m, "eps": 8 / 255} for m in HARDENED]),
         ("Suspects behind Table 2", "suspect", [
             {"data": d, "model": m, "view": v, "attack": k, "eps": e}
             for d in both for m in VARIANTS for v, k in looks for e in numbers.EPS]),

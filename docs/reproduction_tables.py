@@ -9,6 +9,7 @@ from from_results import MISSING, at, images, link, markdown, notes, value
 
 from mmlda.paper import numbers
 from mmlda.paper.biased import CONTROL, MODELS, paired
+from mmlda.paper.hardened import HARDENED
 from mmlda.paper.setup import plain_rows
 from mmlda.paper.suspects import ATTACKS as SUSPECT_ATTACKS
 from mmlda.paper.suspects import VARIANTS
@@ -123,9 +124,10 @@ def worst(entries: list[Entry]) -> str:
         here = at(entries, "worst", data=data)
         sizes = sorted({*WORST_EPS, *(e.eps for e in here if e.eps is not None)})
         rows = []
-        for row in (*plain_rows(data), *(f"{row} ({kind})" for row in TUNED for kind in GRADIENT)):
+        robust = [row for row in HARDENED if at(here, "worst", model=row)]
+        for row in (*plain_rows(data), *(f"{row} ({kind})" for row in TUNED for kind in GRADIENT), *robust):
             cells = [at(here, "worst", model=row, eps=eps) for eps in sizes]
-            asked = [row in plain_rows(data) or eps in numbers.EPS for eps in sizes]
+            asked = [row in plain_rows(data) or (eps in numbers.EPS and row not in HARDENED) for eps in sizes]
             rows.append([row, *(value(cell) if cell or wanted else "–" for cell, wanted in zip(cells, asked))])
         text += f"{DATA[data]}, accuracy in % at each eps{many(here)}:\n\n"
         text += markdown(("network", *map(size, sizes)), rows) + "\n"

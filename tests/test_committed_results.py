@@ -12,6 +12,7 @@ from safetensors.torch import load
 import mmlda
 from mmlda.checkpoints import packed
 from mmlda.paper import numbers
+from mmlda.paper.tables import difference
 from mmlda.results import load_all
 from mmlda.verification import verify
 
@@ -166,8 +167,6 @@ def test_what_the_page_of_suspects_says_of_the_networks_that_ship():
     assert cell("cifar10", "mm-lda-adam", "clipped-probabilities", "bim", "0.04").value == float(adam[:-1])
     assert f"on CIFAR-10 {adam} at 0.04, 0.12 and 0.2 alike (its logits: nothing)" in text
     assert {cell("cifar10", "mm-lda-adam", "logits", "bim", eps).value for eps in ("0.04", "0.12", "0.2")} == {0.0}
-    readme = " ".join((ROOT / "README.md").read_text().split())
-    assert f"BIM leaves MM-LDA (Adam) {adam} of CIFAR-10 (250 images) at every perturbation" in readme
     assert cell("cifar10", "mm-lda-adam", "clipped-probabilities", "bim", "0.04").n == 250
     base = [f"{cell('mnist', 'sr', 'clipped-probabilities', 'bim', eps).value:.1f}%" for eps in ("0.12", "0.2")]
     assert f"SR keeps {base[0]} and {base[1]} on MNIST and {sr} on CIFAR-10" in text
@@ -175,10 +174,64 @@ def test_what_the_page_of_suspects_says_of_the_networks_that_ship():
            for row in ("sr", "mm-lda", "mm-lda-adam")}  # fmt: skip
     assert "SR on CIFAR-10 has {}%, {}% and {}% at 0.04, 0.12 and 0.2".format(*own["sr"]) in text
     assert f"there the view has {max(own['mm-lda'] + own['mm-lda-adam'])}% and less" in text
-    assert f"is then zero (softmax {sr})" in readme
     for data, row, eps in (("mnist", "mm-lda", "0.12"), ("cifar10", "mm-lda-adam", "0.04")):
         narrow, wide = (cell(data, row, view, "fgsm", eps).value for view in ("logits", "logits-float64"))
         assert re.search(rf"{narrow:.1f}%.{{0,25}} and {wide:.1f}%", text)
+
+
+def test_what_the_pages_say_of_the_ten_suspects():
+    page, of = (ROOT / "docs" / "suspects.md").read_text(), {r.name: r for r in RESULTS}
+    text, readme = (" ".join(words.split()) for words in (page, (ROOT / "README.md").read_text()))
+    eps = [f"{e:g}" for e in numbers.EPS]
+
+    def cell(data, row, view, attack, at):
+        return of[f"suspect-{data}-{row}-{view}-{attack}-{at}-0"]
+
+    def six(data, row, view):
+        return [cell(data, row, view, attack, at).value for attack in ("fgsm", "bim") for at in eps]
+
+    def left(data, row):
+        return [cell(data, row, "worst-case", "worstcase", at).value for at in eps]
+
+    for data, name in (("mnist", "MNIST"), ("cifar10", "CIFAR-10")):
+        theirs = [numbers.table2(data, "MM-LDA", kind, e) for kind in ("FGSM", "BIM") for e in numbers.EPS]
+        assert f"| {name}, the paper's MM-LDA | {' | '.join(f'{v:.1f}' for v in theirs)} | |" in page
+        plain = " | ".join(f"{v:.1f}" for v in six(data, "centre-loss", "logits"))
+        assert f"| {name}, centre loss, its logits as they are | {plain} |" in page
+        wide = " | ".join(f"{v:.1f}" for v in six(data, "centre-loss", "logits-float64"))
+        assert f"| the same in float64 | {wide} | |" in page
+        assert left(data, "centre-loss")[1:] == [0.0, 0.0]
+        words = {(m, v): word for m, v, word in of[f"claim-{data}-suspects"].series["verdicts"]}
+        found = {cell for cell, word in words.items() if word != "no"}
+        views = ("logits", "probabilities", "clipped probabilities", "predicted labels")
+        assert found == ({("centre loss", view) for view in views} | {("C = 10000", "clipped probabilities")}
+                         if data == "mnist" else {("centre loss", "clipped probabilities")})  # fmt: skip
+        assert len(words) == 9 * 6 and {words[cell] for cell in found} == {"explains"}
+        same = {cell(data, row, "logits", "bim", "0.04").network["sha256"] for row in ("mm-lda", "soft-targets")}
+        assert len(same) == 1
+    clipped = six("cifar10", "centre-loss", "clipped-probabilities")
+    shown = " | ".join(f"{v:.1f}" for v in clipped)
+    assert f"CIFAR-10, centre loss, clipped probabilities | {shown} | 0.0, 0.0 |" in page
+    for data, view, words in (("mnist", "logits", "{}% of the images have a gradient of exactly zero"),
+                              ("cifar10", "logits", "(zero gradients: {}%)"),
+                              ("cifar10", "clipped-probabilities", "within 7 points ({}%)")):  # fmt: skip
+        zero = 100 * cell(data, "centre-loss", view, "bim", "0.12").numbers["zero_gradient"]
+        assert words.format(f"{zero:.1f}") in text
+    assert min(six("mnist", "c-10000", "clipped-probabilities")) == 97.5 and left("mnist", "c-10000")[1:] == [0.0, 0.0]
+    longer = [cell("cifar10", "four-times-the-steps", "clipped-probabilities", "bim", at).value for at in eps]
+    assert f"with clipped probabilities BIM leaves {max(longer)}% and less" in text
+    slow = {r.n for r in RESULTS if r.name.startswith(("suspect-mnist-centre-loss", "suspect-mnist-four-times"))}
+    rest = {r.n for r in RESULTS if r.kind == "suspect" and r.device == "NVIDIA H200"}
+    assert (slow, rest) == ({250}, {1000})
+    bim = cell("mnist", "centre-loss", "logits", "bim", "0.12").value
+    assert f"on MNIST at 0.12 BIM leaves it {bim}% (paper 98.6; 250 images), and the worst case 0.0%" in readme
+    bim = cell("cifar10", "centre-loss", "logits", "bim", "0.04").value
+    assert f"On CIFAR-10 at 0.04 BIM leaves it {bim}%, and {clipped[3]}% (paper 91.2; 1,000 images)" in readme
+    assert left("cifar10", "centre-loss")[0] == 0.0
+    sr, mm = (of[f"worst-cifar10-{row}-pgd-0.03137-0"] for row in ("sr", "mm-lda"))
+    assert f"softmax keeps {sr.value}% of CIFAR-10 at 8/255 and MM-LDA {mm.value}%" in readme
+    low, high = difference([sr, mm], "MM-LDA (PGD)", "SR (PGD)")
+    assert low < 0 < high and {sr.steps, mm.steps} == {20_000}
 
 
 def quick(result):

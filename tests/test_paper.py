@@ -532,13 +532,13 @@ def test_a_killed_reproduction_goes_on_job_by_job(tmp_path):
 
 
 def test_networks_trained_on_pgd_are_under_the_worst_case_and_audited(tmp_path):
-    setup = Setup(data="digits", out=tmp_path, steps=60, n=12, show=False)
+    setup = Setup(data="digits", out=tmp_path, steps=30, n=4, show=False)
     found = paper.reproduce("pgd", setup)
     worst, judged = found[:6], found[6:]
     assert {(r.cell["model"], r.cell["eps"]) for r in worst} == {
         (row, eps) for row in ("SR (PGD)", "MM-LDA (PGD)") for eps in (0.025, 0.05, 0.1)
     }
-    assert all(r.kind == "worst" and r.recipe["adversary"]["eps"] == 0.1 and r.steps == 60 for r in worst)
+    assert all(r.kind == "worst" and r.recipe["adversary"]["eps"] == 0.1 and r.steps == 30 for r in worst)
     assert {r.recipe["optimizer"] for r in worst} == {"sgd", "adam"}  # each head by its own recipe
     assert [(r.kind, r.cell["eps"]) for r in judged] == [("audit", 0.1)] * 2
     assert len({r.network["sha256"] for r in found}) == 2

@@ -265,8 +265,10 @@ def _tuned(entries: list[Entry]) -> list[Table]:
     for (data, model), group in grouped(ranked, lambda e: (e.data, e.model)).items():
         row = [words(data, by_data), words(model, by_model)]
         rows.append(row + [ours([e for e in group if e.eps == eps]) for eps in sizes])
-    about = "A fine-tuned row of Table 2 is several networks, one for each attack. What the worst case leaves to each."
-    return [Table("tuned", "The worst case of the fine-tuned networks", about, columns, rows, below(entries, rows))]
+    about = "What the worst case leaves to networks trained on adversarial examples. A fine-tuned row of Table 2 (SAT, "
+    about += "HAT) is several networks, one for each attack; those trained on PGD from the start are not in the paper."
+    title = "The worst case of networks trained on adversarial examples"
+    return [Table("tuned", title, about, columns, rows, below(entries, rows))]
 
 
 def compared(entries: list[Entry]) -> dict[tuple[str, str], list[tuple[str, float, float, tuple[int, ...]]]]:
