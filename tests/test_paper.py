@@ -548,7 +548,7 @@ def test_networks_trained_on_pgd_are_under_the_worst_case_and_audited(tmp_path):
 # ----------------------------------------------------------------------------------------------- suspects
 
 
-def test_every_suspect_is_tried_in_every_view(tmp_path):
+def test_every_suspect_is_tried_in_every_view(tmp_path, monkeypatch):
     setup = Setup(data="digits", out=tmp_path, steps=40, n=4, show=False)
     chosen = ("SR", "MM-LDA", "centre loss", "soft targets")
     found = paper.suspects(setup, chosen)
@@ -564,6 +564,11 @@ def test_every_suspect_is_tried_in_every_view(tmp_path):
     for name, (model, recipe) in VARIANTS.items():
         assert name in ("SR", "MM-LDA") or bool(model) != bool(recipe)  # one thing each
     assert [r.value for r in paper.suspects(setup, chosen)] == [r.value for r in found]  # and nothing twice
+    module = sys.modules["mmlda.paper.suspects"]
+    monkeypatch.setattr(module, "verdict", lambda results: {("centre loss", "logits"): "explains", ("x", "y"): "no"})
+    monkeypatch.setattr(module, "audited", lambda setup, *what: what)
+    (net, base, eps, n) = paper.suspects(setup, chosen)[-2]  # what explains the table is audited
+    assert (net.row, base.row, eps, n) == ("centre loss", "SR", 0.12, 4)
 
 
 def test_networks_that_ship_are_seen_in_the_views_beside_their_worst_case(setup, tmp_path, monkeypatch):
