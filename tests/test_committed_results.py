@@ -61,9 +61,10 @@ def test_the_readme_says_what_the_results_say():
     found = {tuple(r.cell[key] for key in ("data", "model", "attack", "eps")): r for r in cells}
     for key, (ours, paper) in shown.items():
         assert (round(found[key].value, 1), found[key].paper) == (ours, paper), key
-    assert {r.value for r in RESULTS if r.kind == "audit" and ships(r)} == {"none"}
     audited = [r for r in RESULTS if r.kind == "audit" and ships(r)]
-    assert len(audited) == 5 and {r.n for r in audited} == {200}
+    plain, hardened = ([r for r in audited if bool(r.recipe["adversary"]) == robust] for robust in (False, True))
+    assert {r.value for r in plain} == {"none"} and {r.value for r in hardened} == {"real"}
+    assert (len(plain), len(hardened)) == (5, 2) and {r.n for r in audited} == {200}
     assert "audit (200 images each; 0.04 on CIFAR-10, 0.12 on MNIST) calls all five networks" in " ".join(text.split())
 
 
@@ -220,9 +221,15 @@ def test_what_the_pages_say_of_the_ten_suspects():
     assert min(six("mnist", "c-10000", "clipped-probabilities")) == 97.5 and left("mnist", "c-10000")[1:] == [0.0, 0.0]
     longer = [cell("cifar10", "four-times-the-steps", "clipped-probabilities", "bim", at).value for at in eps]
     assert f"with clipped probabilities BIM leaves {max(longer)}% and less" in text
+    for name, words in (("mnist-centre-loss-0.12", "MNIST at 0.12 (standard gradient attacks leave {}%, all attacks "
+                         "together {}%)"), ("cifar10-centre-loss-0.04", "CIFAR-10 at 0.04 ({}% and {}%)")):  # fmt: skip
+        r = of[f"audit-{name}-0"]
+        assert r.value == "masked" and r.n == 200
+        assert words.format(*(f"{r.numbers[key]:.0f}" for key in ("standard_accuracy", "worst_accuracy"))) in text
+    assert of["audit-mnist-c-10000-0.12-0"].value == "none"
     slow = {r.n for r in RESULTS if r.name.startswith(("suspect-mnist-centre-loss", "suspect-mnist-four-times"))}
     rest = {r.n for r in RESULTS if r.kind == "suspect" and r.device == "NVIDIA H200"}
-    assert (slow, rest) == ({250}, {1000})
+    assert (slow, rest) == ({250, 50}, {1000})
     bim = cell("mnist", "centre-loss", "logits", "bim", "0.12").value
     assert f"on MNIST at 0.12 BIM leaves it {bim}% (paper 98.6; 250 images), and the worst case 0.0%" in readme
     bim = cell("cifar10", "centre-loss", "logits", "bim", "0.04").value
