@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -239,6 +240,9 @@ def test_a_masked_class_and_a_constant_change_nothing(coarse: float, monkeypatch
         masked = attack(lambda v: torch.cat([z := model(v), z[:, :1] * 0 + low], 1), x, y)  # noqa: B023
         assert masked.success.all()
         assert masked.l2.mean() <= 1.01 * plain.l2.mean()
+    every = dataclasses.replace(attack, target="every")(
+        lambda v: torch.cat([z := model(v), z[:, :1] * 0 - torch.inf], 1), x[:4], y[:4])  # fmt: skip
+    assert every.success.all() and every.l2.mean() <= 1.01 * plain.l2[:4].mean()
     shifted = attack(lambda v: model(v) + 1000.0, x, y)
     assert shifted.success.all() and shifted.l2.mean() <= 1.02 * plain.l2.mean()
     wrong = attack(lambda v: torch.cat([z := model(v), z[:, :1] * 0 - torch.inf], 1), x, (y + 1) % 10)

@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from mmlda.attacks import BIM, FGSM, ILCM, PGD, Attack, compiled
+from mmlda.attacks import BIM, FGSM, ILCM, PGD, Attack, CarliniWagner, compiled
 from mmlda.checkpoints import packed, save_tensors, versions
 from mmlda.data import ImageData
 from mmlda.files import write_json
@@ -210,10 +210,10 @@ def adversarial_images(folder: str | Path) -> Tensor:
 
 def _chunk_size(attack: Attack, data: ImageData, place: torch.device) -> int:
     """So many images that a device is busy, and so few that progress is seen and a kill costs little."""
-    slow = not isinstance(attack, FGSM | BIM | ILCM | PGD)
+    slow, slowest = not isinstance(attack, FGSM | BIM | ILCM | PGD), isinstance(attack, CarliniWagner)
     if place.type == "cpu":
-        return min(500, max(20, 60_000 // math.prod(data.shape))) if slow else 500
-    return 1000 if slow else 2500
+        return min(50 if slowest else 100, max(20, 60_000 // math.prod(data.shape))) if slow else 500
+    return 500 if slowest else 1000 if slow else 2500
 
 
 def _starts(n: int, chunk: int) -> range:
@@ -230,7 +230,10 @@ def _claim(folder: Path, about: dict[str, Any]) -> None:
     """Keep a folder of chunks to one piece of work; a ValueError where it holds another."""
     path, about = folder / "work.json", json.loads(json.dumps(about))
     if path.is_file() and any(folder.glob("images-*.safetensors")):  # else nothing was done there yet
-        there = json.loads(path.read_text())
+        try:
+            there = dict(json.loads(path.read_text()))
+        except (ValueError, TypeError):
+            raise ValueError(f"{path} is damaged: expected what the chunks beside it are of") from None
         if changed := sorted(key for key in about if there.get(key) != about[key]):
             what = f"with other {', '.join(changed)}; choose another folder"
             raise ValueError(f"out = {str(folder)!r} holds other work, {what}")

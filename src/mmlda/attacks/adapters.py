@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from mmlda.attacks.gradient import check_ball
 from mmlda.attacks.result import AttackResult, measure
 from mmlda.attacks.surface import Attack, Model, Surface
 
@@ -109,6 +110,11 @@ class FoolboxAttack(Attack):
     peer: Any
     eps: float | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.eps is not None:
+            check_ball(self.eps, "linf")
+
     def attack(
         self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor
     ) -> AttackResult:
@@ -122,7 +128,11 @@ class FoolboxAttack(Attack):
             else foolbox.criteria.TargetedMisclassification(target)
         )
         with torch.enable_grad(), _seeded(self.seed, x.device):
-            _, x_adv, _ = self.peer(model, x, criterion, epsilons=self.eps)
+            try:
+                _, x_adv, _ = self.peer(model, x, criterion, epsilons=self.eps)
+            except NotImplementedError:
+                name = type(self.peer).__name__
+                raise ValueError(f"eps={self.eps!r}: expected a number, as {name} has a fixed size") from None
         x_adv = x_adv.detach().clamp(*self.bounds)
         prediction = surface.logits(x_adv).argmax(1)
         success = prediction != y if target is None else prediction == target
@@ -158,7 +168,7 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
     state = np.random.get_state()  # noqa: NPY002
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.manual_seed(seed)
+            torch.manual_seed(seed % 2**63)
             np.random.seed(seed % 2**32)  # noqa: NPY002
             yield
     finally:

@@ -7,7 +7,6 @@ nothing was gained since the last one; the run then goes on from the best point 
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,7 +16,7 @@ from torch import Tensor
 from mmlda.attacks.gradient import check_ball, direction, limits, per_sample, project, random_start, tall
 from mmlda.attacks.losses import Loss, check_loss, other_classes
 from mmlda.attacks.result import AttackResult, measure
-from mmlda.attacks.surface import Attack, Surface, check_count, survivors
+from mmlda.attacks.surface import Attack, Surface, check_count, survivors, tell
 
 __all__ = ["APGD"]
 
@@ -53,7 +52,7 @@ class APGD(Attack):
             fewer classes than "dlr" is defined for (3, with a target 4) it says so and uses "margin".
         target: None, "least-likely", "random", or "every": the `targets` other classes with the highest clean
             logits in turn, which with "dlr" is the targeted APGD of AutoAttack.
-        steps: gradients a run.
+        steps: of a run, which takes one gradient more.
         restarts: runs for each target, from random points.
     """
 
@@ -204,12 +203,7 @@ class APGD(Attack):
     def _loss(self, surface: Surface, x: Tensor, aimed: bool) -> Loss:
         L = surface.count(x)
         if self.loss == "dlr" and L < (4 if aimed else 3):
-            warnings.warn(
-                f'"dlr"{" with a target" if aimed else ""} is undefined with {L} classes: '
-                'APGD uses "margin" instead',
-                UserWarning,
-                stacklevel=2,
-            )
+            tell(f'"dlr"{" with a target" if aimed else ""} is undefined with {L} classes: APGD uses "margin" instead')
             return "margin"
         return self.loss
 

@@ -34,7 +34,7 @@ from torch import Tensor
 from mmlda.attacks.gradient import tall
 from mmlda.attacks.losses import margin, other_classes
 from mmlda.attacks.result import AttackResult, measure
-from mmlda.attacks.surface import Attack, Surface, check_count
+from mmlda.attacks.surface import Attack, Surface, check_count, check_number
 
 __all__ = ["CarliniWagner"]
 
@@ -130,10 +130,8 @@ class CarliniWagner(Attack):
         for name in ("search_steps", "steps"):
             check_count(name, getattr(self, name))
         for name in ("rate", "initial_c"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name}={getattr(self, name)!r}: expected a positive number")
-        if not 0 <= self.kappa < math.inf:
-            raise ValueError(f"kappa={self.kappa!r}: expected a number, 0 or more")
+            check_number(name, getattr(self, name), "a positive number", lambda v: v > 0)
+        check_number("kappa", self.kappa, "a number, 0 or more", lambda v: v >= 0)
 
     def attack(
         self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor

@@ -17,7 +17,7 @@ from torch import Tensor
 from mmlda.attacks.losses import Loss, check_loss, margin, other_classes
 from mmlda.attacks.noise import Noise
 from mmlda.attacks.result import AttackResult, measure
-from mmlda.attacks.surface import Attack, Surface, check_count, survivors
+from mmlda.attacks.surface import Attack, Surface, check_count, check_number, survivors
 
 __all__ = ["BIM", "FGSM", "ILCM", "PGD", "ascend"]
 
@@ -178,8 +178,8 @@ class GradientAttack(Attack):
             raise ValueError(f'target={self.target!r}: expected None, "least-likely", "random" or "every"')
         for name in ("steps", "restarts"):
             check_count(name, getattr(self, name))
-        if self.step_size is not None and not self.step_size > 0:
-            raise ValueError(f"step_size={self.step_size!r}: expected a positive number, or None")
+        if self.step_size is not None:
+            check_number("step_size", self.step_size, "a positive number, or None", lambda v: v > 0)
 
     def stride(self) -> float:
         """The step size in use: eps / steps, so that the steps just reach the edge of the ball."""
@@ -271,8 +271,7 @@ class _Run:
 
 
 def check_ball(eps: float, norm: str) -> None:
-    if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 <= eps < float("inf"):
-        raise ValueError(f"eps={eps!r}: expected a radius, 0 or more")
+    check_number("eps", eps, "a radius, 0 or more", lambda v: v >= 0)
     if norm not in ("linf", "l2"):
         raise ValueError(f'norm={norm!r}: expected "linf" or "l2"')
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mmlda.attacks.result import AttackResult, measure
-from mmlda.attacks.surface import Attack, Surface, check_count, finite, survivors
+from mmlda.attacks.surface import Attack, Surface, check_count, check_number, finite, survivors
 
 __all__ = ["JSMA", "best_pair", "best_pixel"]
 
@@ -143,7 +143,8 @@ class JSMA(Attack):
             every number. Softmax slopes are computed such that a saturated network does not make them 0.
         target: "least-likely" (by the clean logits) or "random".
         steps: most steps.
-        max_share: most pixels that may change, as a share of all.
+        max_share: most pixels that may change, as a share of all. Where one is left and a step takes two, both are
+            such as have changed already (`reuse`).
         reuse: whether a pixel may be chosen again while it is inside the range; None for yes one pixel at a time,
             and no with pairs, where Papernot et al. take every used pixel out of the search.
 
@@ -162,15 +163,13 @@ class JSMA(Attack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < abs(self.eps) < float("inf"):
-            raise ValueError(f"eps={self.eps!r}: expected a step other than 0")
+        check_number("eps", self.eps, "a step other than 0", lambda v: v != 0)
         if self.surface not in ("logits", "softmax"):
             raise ValueError(f'surface={self.surface!r}: expected "logits" or "softmax"')
         if self.target not in ("least-likely", "random"):
             raise ValueError(f'target={self.target!r}: expected "least-likely" or "random"')
         check_count("steps", self.steps)
-        if not 0 < self.max_share <= 1:
-            raise ValueError(f"max_share={self.max_share!r}: expected a share, more than 0 and at most 1")
+        check_number("max_share", self.max_share, "a share, more than 0 and at most 1", lambda v: 0 < v <= 1)
 
     def attack(
         self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor

@@ -104,4 +104,6 @@ def choose_target(kind: str, z: Tensor, y: Tensor, noise: Noise) -> Tensor:
 
 def other_classes(z: Tensor, y: Tensor) -> Tensor:
     """The classes other than y by their logits `z` [N, L], the most likely first: int64 [N, L - 1]."""
-    return z.scatter(1, y[:, None], -torch.inf).argsort(dim=1, descending=True, stable=True)[:, :-1]
+    order = z.argsort(dim=1, descending=True, stable=True)
+    # y itself to the end, which its logit would not do beside another of -inf.
+    return order.gather(1, (order == y[:, None]).to(torch.int8).argsort(dim=1, stable=True)[:, :-1])

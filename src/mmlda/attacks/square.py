@@ -16,7 +16,7 @@ from torch import Tensor
 from mmlda.attacks.gradient import check_ball, tall
 from mmlda.attacks.losses import margin
 from mmlda.attacks.result import AttackResult, measure
-from mmlda.attacks.surface import Attack, Surface, check_count, survivors
+from mmlda.attacks.surface import Attack, Surface, check_count, check_number, survivors
 
 __all__ = ["Square"]
 
@@ -71,7 +71,7 @@ class Square(Attack):
     Args:
         eps: radius of the ball, on the scale of the images.
         norm: "linf" or "l2".
-        queries: most forward passes a sample.
+        queries: most forward passes a sample, after the one at its start.
         p: the share of the image that the first windows cover.
 
     >>> model = torch.nn.Linear(16, 3).eval()
@@ -89,8 +89,7 @@ class Square(Attack):
         super().__post_init__()
         check_ball(self.eps, self.norm)
         check_count("queries", self.queries)
-        if not 0 < self.p <= 1:
-            raise ValueError(f"p={self.p!r}: expected a share of the image, in (0, 1]")
+        check_number("p", self.p, "a share of the image, in (0, 1]", lambda v: 0 < v <= 1)
 
     def attack(
         self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor

@@ -8,7 +8,9 @@ touches the parameters' `.grad`, the caller's tensors or any generator.
 from __future__ import annotations
 
 import math
+import numbers
 import operator
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +26,8 @@ from mmlda.attacks.noise import Noise
 from mmlda.attacks.replay import Step, replay
 from mmlda.attacks.result import AttackResult, concatenate, nothing
 
-__all__ = ["Attack", "Model", "Surface", "check_count", "finite", "guarded", "may_be_infinite", "survivors"]
+__all__ = ["Attack", "Model", "Surface", "check_count", "check_number", "finite", "guarded", "may_be_infinite",
+           "survivors", "tell"]  # fmt: skip
 
 Model = Callable[[Tensor], Tensor]
 
@@ -200,12 +203,18 @@ class Surface:
             found = "outputs between 0 and 1, up to both ends, look like probabilities (sigmoid)", "the sigmoid"
         else:
             return
-        warnings.warn(
+        tell(
             f"{found[0]}: attack the model's logits, since {found[1]} flattens the gradient and the result says more "
-            "about float32 than about robustness",
-            UserWarning,
-            stacklevel=2,
+            "about float32 than about robustness"
         )
+
+
+def tell(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn where the caller of the attack is: Python tells the same thing of the same line once."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("mmlda", "torch", "contextlib"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
 
 
 @contextmanager
@@ -218,11 +227,7 @@ def guarded(model: Model) -> Iterator[None]:
     owner = getattr(model, "__self__", model)  # of a method, as model.forward
     training = [m for m in owner.modules() if m.training] if isinstance(owner, nn.Module) else []
     if training:
-        warnings.warn(
-            "the model is in train mode: it is attacked in eval mode and given back as it was",
-            UserWarning,
-            stacklevel=3,
-        )
+        tell("the model is in train mode: it is attacked in eval mode and given back as it was")
     try:
         for m in training:
             m.training = False
@@ -244,6 +249,13 @@ def check_count(name: str, value: Any, least: float = 1) -> None:
         raise ValueError(f"{name}={value!r}: expected {wanted}")
 
 
+def check_number(name: str, value: Any, wanted: str, fits: Callable[[float], bool]) -> None:
+    """Refuse what is no number, too large for float32, or not what is wanted."""
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not real or not abs(value) <= torch.finfo(torch.float32).max or not fits(value):
+        raise ValueError(f"{name}={value!r}: expected {wanted}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Attack:
     """What every attack shares. A subclass adds its settings and says in `attack` what it does with a batch.
@@ -261,9 +273,14 @@ class Attack:
     memory_limit: int | None = None
 
     def __post_init__(self) -> None:
-        lo, hi = self.bounds
-        if not (lo < hi and hi - lo < float("inf")):
-            raise ValueError(f"bounds={self.bounds!r}: expected (low, high) with low < high")
+        try:
+            lo, hi = self.bounds
+            for end in (lo, hi):
+                check_number("bounds", end, "a number", lambda v: True)
+            check_number("bounds", hi - lo, "a range", lambda v: v > 0)
+        except (TypeError, ValueError):
+            raise ValueError(f"bounds={self.bounds!r}: expected (low, high) with low < high") from None
+        object.__setattr__(self, "bounds", (lo, hi))  # of a list too: an attack can be compared and hashed
         for name in ("batch_size", "memory_limit"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
@@ -357,6 +374,8 @@ class Attack:
             labels[name] = label.clone() if label.is_inference() else label  # so that autograd may keep it
         lo, hi = self.bounds
         x = x.detach()
+        if len(x) and x[0].numel() == 0:
+            raise ValueError(f"x is {tuple(x.shape)}: expected images with pixels")
         if len(x) and not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
             # A rounding error outside is the caller's arithmetic (normalise and back); more is a mistake.
             slack = (hi - lo) * max(1e-5, 4 * torch.finfo(x.dtype).eps)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,16 +52,20 @@ class WorstCase(Attack):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ball(self.eps, self.norm)
-        if isinstance(self.losses, str):
+        if isinstance(self.losses, str) or not isinstance(self.losses, Iterable):
             raise ValueError(f"losses={self.losses!r}: expected a list of losses")
         object.__setattr__(self, "losses", tuple(self.losses))
         for loss in self.losses:
             check_loss(loss)
         if self.attacks is not None:
+            if not isinstance(self.attacks, Iterable):
+                raise ValueError(f"attacks={self.attacks!r}: expected a list of attacks")
             object.__setattr__(self, "attacks", tuple(self.attacks))
             if not self.attacks:
                 raise ValueError("attacks = []: expected one at least, as nothing breaks nothing")
             for attack in self.attacks:
+                if not isinstance(attack, Attack):
+                    raise ValueError(f"attacks: {attack!r} is none, expected one such as PGD(eps=0.1)")
                 if attack.bounds != self.bounds:
                     raise ValueError(f"attacks: {attack} has other bounds than the worst case, {self.bounds}")
 

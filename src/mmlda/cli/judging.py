@@ -32,7 +32,10 @@ def attack(
     import mmlda
     from mmlda.outcomes import attack_images
 
-    chosen = make_attack(name, settings(set_ or [], "--set") | ({} if eps is None else {"eps": eps}))
+    values = settings(set_ or [], "--set")
+    if eps is not None and "eps" in values:
+        raise ValueError(f"eps = {eps} and --set eps={values['eps']}: expected one of them")
+    chosen = make_attack(name, values | ({} if eps is None else {"eps": eps}))
     place = pick(device)
     net, test = mmlda.load(model, device=place), mmlda.data.load(data, root)[1]
     fits(net, test, place)
