@@ -24,7 +24,7 @@ VERDICTS = {
     "none": "Not robust at eps {eps}, and standard attacks show it there: the audit's verdict is *none*.",
     "masked": "Not robust at eps {eps}, although gradient attacks make it look so: the audit's verdict is *masked*.",
     "mixed": "Do not rely on its robustness at eps {eps}: the audit's verdict is *mixed*.",
-    "real": "Robust at eps {eps} only: the audit's verdict is *real* there.",
+    "real": "Audited at eps {eps} only, where its robustness is *real*.",
 }
 UNAUDITED = "Its robustness has not been audited: take it for not robust."
 

@@ -286,7 +286,8 @@ def _sides(entries: list[Entry], data: str, row: str) -> str:
 def _gradients(entries: list[Entry]) -> str:
     """Whether attacks could stand still, from the attacked cells and the audits."""
     shares = [s for e in at(entries, "table2") if (s := number(e.result.numbers.get("zero_gradient"))) is not None]
-    audited = [e.result.numbers for e in at(entries, "audit")]
+    mine = {(e.result.network or {}).get("sha256") for e in at(entries, "table2")}
+    audited = [e.result.numbers for e in at(entries, "audit") if (e.result.network or {}).get("sha256") in mine]
     gaps = [g for one in audited if (g := number(one.get("median_gap"))) is not None]
     high = [g for one in audited if (g := number(one.get("gaps_above_104"))) is not None]
     if not shares:
@@ -295,8 +296,8 @@ def _gradients(entries: list[Entry]) -> str:
     words = f"In the {len(shares)} results of Table 2 the gradient at the start was exactly zero for {share}"
     if gaps and high:
         many = f"up to {max(high):.1f}% of the images have" if max(high) else "no image has"
-        words += f"; in the audits the median gap of the top two logits is {min(gaps):.1f} to {max(gaps):.1f} nats, "
-        words += f"and {many} one above 104, where float32's cross-entropy loses its gradient"
+        words += f"; in the audits of its networks the median gap of the top two logits is {min(gaps):.1f} to "
+        words += f"{max(gaps):.1f} nats, and {many} one above 104, where float32's cross-entropy loses its gradient"
     return words + "."
 
 

@@ -225,7 +225,7 @@ def test_what_the_pages_say_of_the_ten_suspects():
                          "together {}%)"), ("cifar10-centre-loss-0.04", "CIFAR-10 at 0.04 ({}% and {}%)")):  # fmt: skip
         r = of[f"audit-{name}-0"]
         assert r.value == "masked" and r.n == 200
-        assert words.format(*(f"{r.numbers[key]:.0f}" for key in ("standard_accuracy", "worst_accuracy"))) in text
+        assert words.format(*(f"{r.numbers[key]:.1f}" for key in ("standard_accuracy", "worst_accuracy"))) in text
     assert of["audit-mnist-c-10000-0.12-0"].value == "none"
     slow = {r.n for r in RESULTS if r.name.startswith(("suspect-mnist-centre-loss", "suspect-mnist-four-times"))}
     rest = {r.n for r in RESULTS if r.kind == "suspect" and r.device == "NVIDIA H200"}
@@ -238,7 +238,11 @@ def test_what_the_pages_say_of_the_ten_suspects():
     sr, mm = (of[f"worst-cifar10-{row}-pgd-0.03137-0"] for row in ("sr", "mm-lda"))
     assert f"softmax keeps {sr.value}% of CIFAR-10 at 8/255 and MM-LDA {mm.value}%" in readme
     low, high = difference([sr, mm], "MM-LDA (PGD)", "SR (PGD)")
-    assert low < 0 < high and {sr.steps, mm.steps} == {20_000}
+    assert f"(95% interval of the difference {low:+.1f} to {high:+.1f})" in readme
+    assert {sr.steps, mm.steps} == {20_000}
+    audits = [of[f"audit-{name}-0"].numbers for name in ("mnist-centre-loss-0.12", "cifar10-centre-loss-0.04")]
+    assert "{:.1f} nats on MNIST and {:.1f} on CIFAR-10".format(*(a["median_gap"] for a in audits)) in text
+    assert f"it gets {audits[1]['clean_accuracy']}% of the audit's 200 clean images right" in text
 
 
 def quick(result):

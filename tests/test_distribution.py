@@ -302,6 +302,12 @@ BAD = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def checks():
+    """torch.compile, which other tests call, turns the checks of all distributions off, for good."""
+    torch.distributions.Distribution.set_default_validate_args(True)
+
+
 @pytest.mark.parametrize(("change", "message"), BAD)
 def test_bad_arguments(change, message):
     with pytest.raises(ValueError, match=message):

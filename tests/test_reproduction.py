@@ -255,6 +255,6 @@ def test_every_network_that_ships_has_a_card_with_its_recipe(cards):
     for name in zoo.names():
         about, mine = zoo.about(name), part(text, name)
         assert f"{about['recipe']['steps']:,} steps of " in mine and f"{100 * about['accuracy']:.2f}%" in mine
-        robust = "Robust at eps 8/255 only" if about["recipe"]["adversary"] else "Not robust"
+        robust = "Audited at eps 8/255 only, where its" if about["recipe"]["adversary"] else "Not robust"
         assert "**Intended use:**" in mine and f"**Limits:** {robust}" in mine and "bf16" in mine
     assert "weight decay 0.5 (decoupled)" in part(text, "cifar10-mmlda") and "SGD at 0.1" in part(text, "mnist-sr")

@@ -167,7 +167,7 @@ def _cell(
         unit="%",
         interval=(100 * low, 100 * high),
         paper=numbers.table2(setup.data, "SR" if net.row in SR else "MM-LDA", kind, eps),
-        note=setup.note(n=n),
+        note=dataclasses.replace(setup, steps=None if setup.shipped else net.recipe.steps).note(n=n),
         n=n,
         seed=net.seed,
         seconds=time.perf_counter() - begin,
@@ -223,12 +223,15 @@ def _judged(setup: Setup, results: list[Result]) -> Result:
     found = verdict(results)
     full = [f"{model} ({view})" for (model, view), word in found.items() if word == "explains"]
     part = [f"{model} ({view})" for (model, view), word in found.items() if word == "in part"]
+    among = "Among the networks that ship" if setup.shipped else "Among networks that differ in one thing"
     if setup.data not in numbers.DATASETS:
         what = f"{len(found)} cells on {setup.data}, for which the paper has no numbers to explain"
     elif full:
-        what = f"Table 2's look is explained by {', '.join(full)}" + (f"; in part by {', '.join(part)}" if part else "")
+        what = f"{among}, the look of Table 2 under FGSM and BIM is explained by {', '.join(full)}"
+        what += f"; in part by {', '.join(part)}" if part else ""
     else:
-        what = "Table 2 is unexplained" + (f"; in part it looks like {', '.join(part)}" if part else "")
+        what = f"{among}, none explains the look of Table 2 under FGSM and BIM"
+        what += f"; in part it looks like {', '.join(part)}" if part else ""
     words = [[model, view, word] for (model, view), word in found.items()]
     return claim(
         setup, f"suspects{'-shipped' if setup.shipped else ''}", what, None, value=float(len(full)), unit="cells",

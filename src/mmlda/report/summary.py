@@ -96,6 +96,7 @@ class Finding:
     words: str
     rule: str
     ids: tuple[int, ...]
+    judged: bool = True  # False for an answer to a question of ours
 
 
 @dataclass(frozen=True)
@@ -228,7 +229,8 @@ def _finding(entry: Entry) -> Finding:
     if result.kind != "claim" and value is not None:  # a claim's sentence has its numbers in it
         text += f": {plain(value)}{_unit(str(result.unit))}"
     holds = result.holds if isinstance(result.holds, bool) else None
-    return Finding(where, holds, text + ".", str(result.series.get("rule", "")), (entry.id,))
+    judged = not (result.kind == "claim" and entry.at("claim").startswith("suspects"))
+    return Finding(where, holds, text + ".", str(result.series.get("rule", "")), (entry.id,), judged)
 
 
 def _unit(unit: str) -> str:
