@@ -197,6 +197,8 @@ def table(results: list[Result]) -> list[str]:
     for result in results:
         if result.kind in ("claim", "theory"):
             verdict = {True: "holds", False: "does not hold", None: "not decided"}[result.holds]
+            if str(result.cell.get("claim", "")).startswith("suspects"):
+                verdict = "asked"  # a question of ours, with an answer
             lines.append(f"{verdict.upper()}: {result.what}. The paper: {result.paper}")
         elif isinstance(result.value, str):
             lines.append(f"{result.value.upper()}, {result.cell.get('model')}: {result.what}")
