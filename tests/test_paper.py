@@ -543,6 +543,8 @@ def test_networks_trained_on_pgd_are_under_the_worst_case_and_audited(tmp_path):
     assert [(r.kind, r.cell["eps"]) for r in judged] == [("audit", 0.1)] * 2
     assert len({r.network["sha256"] for r in found}) == 2
     assert [r.seconds for r in paper.reproduce("pgd", setup)] == [r.seconds for r in found]  # and nothing twice
+    with pytest.raises(ValueError, match="data = 'mnist': expected cifar10, for which networks trained on PGD ship"):
+        paper.reproduce("pgd", Setup(data="mnist", out=tmp_path, shipped=True, show=False))
 
 
 # ----------------------------------------------------------------------------------------------- suspects

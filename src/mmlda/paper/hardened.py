@@ -25,6 +25,8 @@ def hardened(setup: Setup, shares: Sequence[float] = (0.25, 0.5, 1.0), n: int = 
     adversary = RECIPES[recipe_name(setup.data, HARDENED[0])].adversary
     assert adversary is not None
     (_, eps), nets = adversary.range, networks(setup, HARDENED)
+    if not nets:
+        raise ValueError(f"data = {setup.data!r}: expected cifar10, for which networks trained on PGD ship, or training")
     results = under_worst_case(setup, [(net, net.row, eps * share) for net in nets for share in shares])
     for net in nets:
         other = next(one for one in nets if one.row != net.row and one.seed == net.seed)
