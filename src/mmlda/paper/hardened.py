@@ -26,7 +26,7 @@ def hardened(setup: Setup, shares: Sequence[float] = (0.25, 0.5, 1.0), n: int = 
     assert adversary is not None
     (_, eps), nets = adversary.range, networks(setup, HARDENED)
     if not nets:
-        raise ValueError(f"data = {setup.data!r}: expected cifar10, for which networks trained on PGD ship, or training")
+        raise ValueError(f"data = {setup.data!r}: expected cifar10, for which networks trained on PGD ship")
     results = under_worst_case(setup, [(net, net.row, eps * share) for net in nets for share in shares])
     for net in nets:
         other = next(one for one in nets if one.row != net.row and one.seed == net.seed)
