@@ -7,7 +7,6 @@ Every attack here must break most of the digits that a clean network gets right,
 from __future__ import annotations
 
 import copy
-import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -550,39 +549,3 @@ def test_the_worst_case_counts_what_a_targeted_attack_breaks_on_its_way() -> Non
     worst = WorstCase(eps=0.25, attacks=[ILCM(eps=0.25)])(model, x, y)
     assert torch.equal(worst.success, worst.prediction != y)
     assert torch.equal(worst.success, alone.prediction != y) and worst.success.sum() > alone.success.sum()
-
-
-@pytest.mark.parametrize(
-    "make",
-    [lambda: JSMA(eps="0.1"), lambda: JSMA(eps=0.1, max_share="a"), lambda: CarliniWagner(kappa="x"),
-     lambda: CarliniWagner(rate=None), lambda: CarliniWagner(kappa=1e300), lambda: PGD(eps=0.1, step_size="x"),
-     lambda: PGD(eps=0.1, step_size=math.inf), lambda: PGD(eps=1e39), lambda: Square(eps=0.1, p="a"),
-     lambda: PGD(eps=0.1, bounds=None), lambda: PGD(eps=0.1, bounds=("a", "b")), lambda: PGD(eps=0.1, bounds=(0, 1, 2)),
-     lambda: WorstCase(eps=0.1, losses=None), lambda: WorstCase(eps=0.1, attacks=PGD(eps=0.1)),
-     lambda: WorstCase(eps=0.1, attacks=["pgd"]), lambda: WorstCase(eps=0.1, attacks=[PGD])],
-)  # fmt: skip
-def test_a_setting_that_is_none_is_refused_by_name(make):
-    names = "eps|max_share|kappa|rate|step_size|p|bounds|losses|attacks"
-    with pytest.raises(ValueError, match=rf"^({names})(=|:).*expected"):
-        make()
-
-
-def test_a_list_of_bounds_is_as_good_as_a_tuple_and_images_need_pixels():
-    attack = PGD(eps=0.1, bounds=[0.0, 1.0])
-    assert attack == PGD(eps=0.1, bounds=(0.0, 1.0)) and hash(attack) == hash(PGD(eps=0.1))
-    with pytest.raises(ValueError, match=r"x is \(4, 0\): expected images with pixels"):
-        attack(lambda v: v.sum(1, keepdim=True).expand(-1, 2), torch.zeros(4, 0), torch.zeros(4, dtype=torch.int64))
-
-
-def test_each_place_is_warned_of_a_model_in_train_mode():
-    def one(model):
-        PGD(eps=0.1, steps=1)(model, torch.rand(2, 4), torch.tensor([0, 1]))
-
-    def other(model):
-        PGD(eps=0.1, steps=1)(model, torch.rand(2, 4), torch.tensor([0, 1]))
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("default")
-        for call in (one, other, one):
-            call(torch.nn.Linear(4, 3).train())
-    assert [w.filename for w in caught] == [__file__] * 2 and len({w.lineno for w in caught}) == 2

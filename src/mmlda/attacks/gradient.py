@@ -233,8 +233,7 @@ class GradientAttack(Attack):
         aimed, wide = to is not None, torch.promote_types(x.dtype, torch.float32)
         half = x.dtype != wide
 
-        # After the passes the CPU's caches hold nothing else: there even a call of torch's that does nothing takes its
-        # 10 microseconds of a small network's 3 milliseconds, so none is made in vain.
+        # On the CPU a small network's step is not much longer than the calls of torch's around it: none in vain.
         def step(x_adv: Tensor, y: Tensor, to: Tensor, *limit: Tensor) -> tuple[Tensor, ...]:
             where = self.loss, x_adv.to(x.dtype) if half else x_adv, y, to if aimed else None
             d = surface.sign(*where) if self.norm == "linf" else direction(surface.gradient(*where)[2], self.norm)
