@@ -118,7 +118,7 @@ def table3(entries: list[Entry]) -> str:
 
 
 def worst(entries: list[Entry]) -> str:
-    """Plain networks at every perturbation; each fine-tuned one at those it is for."""
+    """Every network at every perturbation; those trained on PGD at shares of their own."""
     text = ""
     for data in numbers.DATASETS:
         here = at(entries, "worst", data=data)
@@ -127,8 +127,7 @@ def worst(entries: list[Entry]) -> str:
         robust = [row for row in HARDENED if at(here, "worst", model=row)]
         for row in (*plain_rows(data), *(f"{row} ({kind})" for row in TUNED for kind in GRADIENT), *robust):
             cells = [at(here, "worst", model=row, eps=eps) for eps in sizes]
-            asked = [row in plain_rows(data) or (eps in numbers.EPS and row not in HARDENED) for eps in sizes]
-            rows.append([row, *(value(cell) if cell or wanted else "–" for cell, wanted in zip(cells, asked))])
+            rows.append([row, *(value(cell) if cell or row not in HARDENED else "–" for cell in cells)])
         text += f"{DATA[data]}, accuracy in % at each eps{many(here)}:\n\n"
         text += markdown(("network", *map(size, sizes)), rows) + "\n"
     return text.removesuffix("\n") + below(entries, "worst")

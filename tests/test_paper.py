@@ -24,7 +24,7 @@ from mmlda.checkpoints import packed
 from mmlda.models import build
 from mmlda.paper import Setup, numbers
 from mmlda.paper.figures import fig4_claim, semantic
-from mmlda.paper.setup import Net, networks, tuned
+from mmlda.paper.setup import Net, networks, slug, tuned
 from mmlda.paper.suspects import VARIANTS, VIEWS, clipped, verdict
 from mmlda.paper.tables import difference, paired_errors, ratio_interval, robust, robust_claims, table3_claims
 from mmlda.recipes import RECIPES
@@ -344,6 +344,16 @@ def test_the_worst_case_is_taken_at_the_perturbations_of_the_field_too(data, siz
     assert len(set(seen)) == len(seen) == sizes and {eps for _, eps, _ in seen} >= set(numbers.EPS)
     assert sorted(eps for _, eps, _ in seen)[:3] == ([2 / 255, 4 / 255, 8 / 255] if sizes == 6 else [*numbers.EPS])
 
+    eps, made = [eps for _, eps, _ in seen], []
+    tune = lambda setup, net, cells: (made.extend(cells), [net] * len(cells))[1]  # noqa: E731
+    monkeypatch.setattr("mmlda.paper.tables.tuned", tune)
+    monkeypatch.setattr("mmlda.paper.tables.robust_claims", lambda setup, results: [])
+    seen.clear()
+    robust(Setup(data=data, out=tmp_path, show=False))  # of the fine-tuned networks too, whose SAT is made for each
+    rows = [f"SR + {kind} ({attack})" for kind in ("SAT", "HAT") for attack in ("FGSM", "BIM", "ILCM")]
+    assert sorted(seen[sizes:]) == sorted((row, e, f"worst-{data}-{slug(row)}-{e:.4g}-0") for row in rows for e in eps)
+    assert len(made) == 3 * sizes + 3 and {e for row, _, e in made if row == "SR + SAT"} == set(eps)
+
 
 def test_a_worst_case_that_is_there_is_not_taken_again_unless_of_another_network(setup, tmp_path, monkeypatch):
     first = paper.worst_case(setup, eps=(0.12,))
@@ -580,10 +590,10 @@ def test_networks_that_ship_are_seen_in_the_views_beside_their_worst_case(setup,
     here = Setup(data="mnist", out=tmp_path, shipped=True, n=8, show=False)
     with pytest.raises(ValueError, match=r"expected worst-mnist-sr-0\.04-0\.json there"):
         paper.suspects(here)
-    for slug in ("sr", "mm-lda"):
+    for which in ("sr", "mm-lda"):
         for eps in numbers.EPS:
             cell = {"data": "mnist", "attack": "WorstCase", "eps": eps}
-            Result(name=f"worst-mnist-{slug}-{eps:.4g}-0", kind="worst", what="", cell=cell, value=0.0).save(tmp_path)
+            Result(name=f"worst-mnist-{which}-{eps:.4g}-0", kind="worst", what="", cell=cell, value=0.0).save(tmp_path)
     *cells, claim = paper.suspects(here)
     assert {r.cell["model"] for r in cells} == {"SR (ships)", "MM-LDA (ships)"} and len(cells) == 2 * 3 * 2 * len(VIEWS)
     assert [r.paper for r in cells[:2]] == [numbers.table2("mnist", "SR", kind, 0.04) for kind in ("FGSM", "BIM")]
