@@ -242,10 +242,11 @@ class GradientAttack(Attack):
 
         # Points on the way are float32 at least: a step may be less than half-precision images are rounded by.
         fixed = (y, y if to is None else to, *limits(x.to(wide), self.eps, self.norm, self.bounds))
-        x_adv, d = surface.step((self, aimed), step, start.to(wide), *fixed)
-        zero = (d == 0).flatten(1).all(1)  # [N]
-        for _ in range(self.steps - 1):
-            x_adv = surface.step((self, aimed), step, x_adv, *fixed)[0]
+        with torch.enable_grad():
+            x_adv, d = surface.step((self, aimed), step, start.to(wide), *fixed)
+            zero = (d == 0).flatten(1).all(1)  # [N]
+            for _ in range(self.steps - 1):
+                x_adv = surface.step((self, aimed), step, x_adv, *fixed)[0]
         x_adv = x_adv.to(x.dtype, copy=True)  # the step's buffer is the next run's
         z = surface.replayed_logits(x_adv)
         prediction = z.argmax(1)

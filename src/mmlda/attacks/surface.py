@@ -63,6 +63,7 @@ class Surface:
         self.classes: int | None = None  # L, known after the first logits
         self.precision: torch.dtype | None = None  # that the model answers in, known then too
         self._labels = {"y": y, "target": target}
+        self._ones: Tensor | None = None  # what the backward pass begins with, kept from step to step
         self._total: Tensor | None = None  # the sum of all answers, on the device: NaN once one of them was
         self._graphs: dict[object, Step] = {}
         # One stream to capture on, one memory to work in: the graphs run one after the other.
@@ -95,7 +96,9 @@ class Surface:
         The logits are None for a loss that is a function, since it runs the model itself. With `clean` the gradient
         has no NaN and no infinities (`finite`).
         """
-        value, z, g = self._differentiate(loss, x, y, target)
+        with torch.enable_grad():
+            value, z, g = self._differentiate(loss, x, y, target)
+        value, z = value.detach(), None if z is None else z.detach()
         if z is not None:
             self._note(z)
         return value, z, finite(g) if clean else g
@@ -105,6 +108,7 @@ class Surface:
 
         For a point on the way, of which nothing is said in the end: `check` is not told of its logits. Neither these
         nor the gradient are searched for NaN, which on the CPU is a good part of what a step costs beside its passes.
+        The caller turns autograd on, once for all steps.
         """
         return self._differentiate(loss, x, y, target)[2].sign()  # of infinity 1, of NaN 0
 
@@ -123,22 +127,26 @@ class Surface:
     def _differentiate(
         self, loss: Loss, x: Tensor, y: Tensor, target: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """`gradient` as it comes, with NaN and infinities."""
-        with torch.enable_grad():
-            x = x.detach().requires_grad_(True)
-            if callable(loss):
-                z, _ = None, self.count(x)
-                value = loss(self.model, x, y if target is None else target)  # [N]
-                if not isinstance(value, Tensor) or value.shape != y.shape:
-                    what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-                    raise ValueError(f"loss returned {what}: expected one value a sample, [{len(y)}]")
-            else:
-                z = self._answer(x)  # [N, L]
-                value = score(loss, z, y, target)  # [N]
-            if not value.requires_grad:
-                raise ValueError("model: its output does not depend on x in a way torch can differentiate")
-            (g,) = torch.autograd.grad(value, x, torch.ones_like(value))  # of the sum, which nobody wants to know
-        return value.detach(), None if z is None else z.detach(), g
+        """`gradient` as it comes: loss and logits part of a graph, NaN and infinities in it. Autograd has to be on."""
+        x = x.detach().requires_grad_(True)
+        if callable(loss):
+            z, _ = None, self.count(x)
+            value = loss(self.model, x, y if target is None else target)  # [N]
+            if not isinstance(value, Tensor) or value.shape != y.shape:
+                what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+                raise ValueError(f"loss returned {what}: expected one value a sample, [{len(y)}]")
+        else:
+            z = self._answer(x)  # [N, L]
+            value = score(loss, z, y, target)  # [N]
+        if not value.requires_grad:
+            raise ValueError("model: its output does not depend on x in a way torch can differentiate")
+        ones = self._ones
+        if ones is None or ones.shape != value.shape or ones.dtype != value.dtype or callable(loss):
+            ones = torch.ones_like(value)
+            if not value.is_cuda and not callable(loss):  # what a graph or somebody else's code may hold is not kept
+                self._ones = ones
+        (g,) = torch.autograd.grad(value, x, ones)  # of the sum, which nobody wants to know
+        return value, z, g
 
     def step(self, key: object, step: Step, *inputs: Tensor) -> tuple[Tensor, ...]:
         """`step(*inputs)`; on CUDA as a graph, captured once a call for each `key` and shape.
