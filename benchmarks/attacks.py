@@ -30,6 +30,7 @@ import importlib.metadata
 import importlib.util
 import json
 import platform
+import random
 import statistics
 import subprocess
 import sys
@@ -84,13 +85,19 @@ def rounds(
     return times
 
 
-def pairs(first: Callable[[], object], second: Callable[[], object], count: int) -> tuple[list[float], list[float]]:
-    """Seconds of two contenders, one right after the other, in an order that changes from pair to pair.
+def pairs(
+    first: Callable[[], object], second: Callable[[], object], count: int, seed: int
+) -> tuple[list[float], list[float]]:
+    """Seconds of two contenders on the CPU, one right after the other, in an order that changes from pair to pair.
 
-    So each comes as often after itself as after the other: whose memory and caches it finds is worth a few percent.
+    Where the tensors of a step lie in memory is worth 10% either way, and would stay so for a whole process: blocks of
+    random sizes are taken up before each pair, so that the median is over as many places.
     """
     times: tuple[list[float], list[float]] = ([], [])
+    draw = random.Random(seed)
     for turn in range(-1, count):  # one pair to warm up
+        blocks = [torch.empty(draw.randrange(1_000, 600_000)) for _ in range(8)]
+        del blocks[::2]  # holes, for what fits
         for who in (0, 1) if turn % 2 else (1, 0):
             begin = time.perf_counter()
             (first, second)[who]()
@@ -179,7 +186,7 @@ def bim_case(
     if not cuda:
         passes = in_turn(bare)  # against themselves too: how far chance goes
         for name, mine in (("over_bare", contenders["ours"]), ("bare_over_bare", passes)):
-            found = pairs(mine, passes, args.pairs)
+            found = pairs(mine, passes, args.pairs, args.seed)
             beside_bare[name] = statistics.median(o / b for o, b in zip(*found)) - 1
         beside_bare["bare_seconds"] = statistics.median(found[1])
     times = rounds(contenders, args.pairs, args.device, warm=not cuda)
