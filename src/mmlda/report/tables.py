@@ -266,7 +266,8 @@ def _tuned(entries: list[Entry]) -> list[Table]:
         row = [words(data, by_data), words(model, by_model)]
         rows.append(row + [ours([e for e in group if e.eps == eps]) for eps in sizes])
     about = "What the worst case leaves to networks trained on adversarial examples. A fine-tuned row of Table 2 (SAT, "
-    about += "HAT) is several networks, one for each attack; those trained on PGD from the start are not in the paper."
+    about += "HAT) is several networks, one for each attack, of SAT also for each ε; those trained on PGD from the "
+    about += "start are not in the paper."
     title = "The worst case of networks trained on adversarial examples"
     return [Table("tuned", title, about, columns, rows, below(entries, rows))]
 
