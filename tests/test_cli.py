@@ -164,7 +164,8 @@ def test_mistakes_are_one_line_and_exit_code_2(words, what, tmp_path):
 @pytest.mark.parametrize(
     ("words", "what"),
     [(("train", "--fast"), "No such option"), (("attack",), "Missing argument"), (("fly",), "No such command"),
-     (("attack", "mnist-sr", "--attack", "bim", "--eps", "abc", "--out", "x"), "'--eps'")],
+     (("attack", "mnist-sr", "--attack", "bim", "--eps", "abc", "--out", "x"), "'--eps'"),
+     (("attack", "mnist-sr", "--eps", "abc"), "; it was 'abc'"), (("theory", "--classes=five"), "; it was 'five'")],
 )  # fmt: skip
 def test_what_the_parser_refuses_is_one_line_too(words, what):
     done = mmlda(*words, code=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from typing import Annotated
 
@@ -35,7 +36,18 @@ def main() -> None:
         if type(error).__name__ == "NoArgsIsHelpError":  # the help, which is no error
             print(error.format_message())  # type: ignore[attr-defined]
             sys.exit(error.exit_code)
-        _fail(error.format_message() or error, error.exit_code)  # type: ignore[attr-defined]
+        words, given = error.format_message() or str(error), _given(error)  # type: ignore[attr-defined]
+        _fail(words if given is None or repr(given) in words else f"{words}; it was {given!r}", error.exit_code)
+
+
+def _given(error: Exception) -> str | None:
+    """What the option that an error is about was given; None where that is not to be found."""
+    options, found = getattr(getattr(error, "param", None), "opts", ()), None
+    for word, after in itertools.pairwise([*sys.argv[1:], ""]):
+        name, equals, value = word.partition("=")
+        if name in options:
+            found = value if equals else after
+    return found
 
 
 def _fail(error: BaseException | str, code: int) -> None:
