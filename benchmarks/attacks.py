@@ -90,8 +90,8 @@ def pairs(
 ) -> tuple[list[float], list[float]]:
     """Seconds of two contenders on the CPU, one right after the other, in an order that changes from pair to pair.
 
-    Where the tensors of a step lie in memory is worth 10% either way, and would stay so for a whole process: blocks of
-    random sizes are taken up before each pair, so that the median is over as many places.
+    Where the tensors of a step lie in memory is worth several percent either way, and would stay so for a whole
+    process: blocks of random sizes are taken up before each pair, so that the median is over as many places.
     """
     times: tuple[list[float], list[float]] = ([], [])
     draw = random.Random(seed)
@@ -182,13 +182,14 @@ def bim_case(
         contenders["ours, compiled"] = lambda: attack(fast, x, y)
     for run in (partial(attack, model), bare, *each.values(), *([partial(attack, fast)] if fast else [])):
         run(*batches[0])  # set up before anyone is timed: kernels to load or to compile
-    beside_bare: dict[str, float] = {}
+    beside_bare: dict[str, object] = {}
     if not cuda:
         passes = in_turn(bare)  # against themselves too: how far chance goes
         for name, mine in (("over_bare", contenders["ours"]), ("bare_over_bare", passes)):
             found = pairs(mine, passes, args.pairs, args.seed)
-            beside_bare[name] = statistics.median(o / b for o, b in zip(*found)) - 1
-        beside_bare["bare_seconds"] = statistics.median(found[1])
+            over = [o / b - 1 for o, b in zip(*found)]
+            beside_bare[name] = statistics.median(over)
+            beside_bare[f"{name}, pairs"] = {"quartiles": statistics.quantiles(over), "seconds": found}
     times = rounds(contenders, args.pairs, args.device, warm=not cuda)
     for p in model.parameters():
         p.grad = None  # foolbox leaves its gradients behind
@@ -358,16 +359,17 @@ def main() -> None:
                 args.out.parent.mkdir(parents=True, exist_ok=True)
                 args.out.write_text(json.dumps(report, indent=2) + "\n")
     if args.again and args.out:
-        report["bim again"] = [again(args) for _ in range(args.again)]
+        report["bim again"] = [again(args, args.seed + i) for i in range(1, args.again + 1)]
         args.out.write_text(json.dumps(report, indent=2) + "\n")
 
 
-def again(args: argparse.Namespace) -> dict:
-    """BIM in a process of its own."""
+def again(args: argparse.Namespace, seed: int) -> dict:
+    """BIM in a process of its own, with another seed."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "bim.json"
-        same = [f"--{key}={getattr(args, key)}" for key in ("device", "steps", "pairs", "seed")]
-        subprocess.run([sys.executable, __file__, "--only=bim", f"--out={out}", *same], check=True)
+        same = [f"--{key}={getattr(args, key)}" for key in ("device", "steps", "pairs")]
+        same += [f"--threads={args.threads}"] if args.threads else []
+        subprocess.run([sys.executable, __file__, "--only=bim", f"--out={out}", f"--seed={seed}", *same], check=True)
         return json.loads(out.read_text())["bim"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -396,6 +397,47 @@ def test_graphs_on_cuda_agree_with_the_cpu(batch_size: int | None) -> None:
         assert agree >= 0.95, name
         close = (far.x_adv.cpu() - here.x_adv).abs().flatten(1).amax(1) < 1e-6
         assert close.double().mean() >= 0.8, name
+
+
+class _Graphed(torch.autograd.Function):
+    """The identity, with a gradient that is part of a graph: what layers that solve for their output may return."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
+        with torch.enable_grad():
+            return g.detach().requires_grad_(True) * 1.0
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_a_gradient_that_is_part_of_a_graph_does_not_chain_the_steps(norm: str, monkeypatch: Any) -> None:
+    model, (x, y) = network("sr"), images(8)
+    seen, step = [], Surface.step
+
+    def watched(self: Surface, *args: Any) -> tuple[Tensor, ...]:
+        seen.extend(step(self, *args))
+        return step(self, *args)
+
+    monkeypatch.setattr(Surface, "step", watched)
+    result = BIM(eps=0.2, norm=norm)(lambda v: model(_Graphed.apply(v)), x, y)
+    assert len(seen) > 20 and not any(t.requires_grad for t in seen)
+    assert torch.equal(result.x_adv, BIM(eps=0.2, norm=norm)(model, x, y).x_adv)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_a_loss_may_leave_autograd_off(norm: str) -> None:
+    model, (x, y) = network("sr"), images(8)
+
+    def loss(net: nn.Module, v: Tensor, label: Tensor) -> Tensor:
+        value = F.cross_entropy(net(v), label, reduction="none")
+        torch.set_grad_enabled(False)
+        return value
+
+    result = BIM(eps=0.2, norm=norm, loss=loss)(model, x, y)
+    assert torch.equal(result.x_adv, BIM(eps=0.2, norm=norm)(model, x, y).x_adv) and torch.is_grad_enabled()
 
 
 @cuda

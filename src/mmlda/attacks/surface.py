@@ -96,8 +96,7 @@ class Surface:
         The logits are None for a loss that is a function, since it runs the model itself. With `clean` the gradient
         has no NaN and no infinities (`finite`).
         """
-        with torch.enable_grad():
-            value, z, g = self._differentiate(loss, x, y, target)
+        value, z, g = self._differentiate(loss, x, y, target)
         value, z = value.detach(), None if z is None else z.detach()
         if z is not None:
             self._note(z)
@@ -108,7 +107,7 @@ class Surface:
 
         For a point on the way, of which nothing is said in the end: `check` is not told of its logits. Neither these
         nor the gradient are searched for NaN, which on the CPU is a good part of what a step costs beside its passes.
-        The caller turns autograd on, once for all steps.
+        A loop turns autograd on once for all its steps, which takes less time than to turn it on in each.
         """
         return self._differentiate(loss, x, y, target)[2].sign()  # of infinity 1, of NaN 0
 
@@ -127,7 +126,10 @@ class Surface:
     def _differentiate(
         self, loss: Loss, x: Tensor, y: Tensor, target: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """`gradient` as it comes: loss and logits part of a graph, NaN and infinities in it. Autograd has to be on."""
+        """`gradient` as it comes, with NaN and infinities; loss and logits are part of a graph still."""
+        if not torch.is_grad_enabled():
+            with torch.enable_grad():
+                return self._differentiate(loss, x, y, target)
         x = x.detach().requires_grad_(True)
         if callable(loss):
             z, _ = None, self.count(x)
@@ -146,7 +148,7 @@ class Surface:
             if not value.is_cuda and not callable(loss):  # what a graph or somebody else's code may hold is not kept
                 self._ones = ones
         (g,) = torch.autograd.grad(value, x, ones)  # of the sum, which nobody wants to know
-        return value, z, g
+        return value, z, g.detach()  # which a model's own backward pass may have made part of a graph
 
     def step(self, key: object, step: Step, *inputs: Tensor) -> tuple[Tensor, ...]:
         """`step(*inputs)`; on CUDA as a graph, captured once a call for each `key` and shape.
