@@ -161,12 +161,12 @@ def bim_case(
             torch.autograd.grad(F.cross_entropy(model(v), ys, reduction="sum"), v)
 
     each: dict[str, Callable[[Tensor, Tensor], object]] = {}
-    if installed("torchattacks"):
+    if not args.alone and installed("torchattacks"):
         import torchattacks
 
         for name, net in {"torchattacks": model, **({"torchattacks, compiled": fast} if fast else {})}.items():
             each[name] = torchattacks.PGD(net, eps=eps, alpha=a, steps=steps, random_start=False)
-    if installed("foolbox"):
+    if not args.alone and installed("foolbox"):
         import foolbox
 
         there = foolbox.PyTorchModel(model, bounds=(0, 1), device=args.device)
@@ -328,7 +328,8 @@ def main() -> None:
     parser.add_argument("--eps", type=float, default=2 / 255, help="CUDA: the radius")
     parser.add_argument("--steps", type=int, default=40, help="of BIM")
     parser.add_argument("--pairs", type=int, default=30, help="rounds of BIM")
-    parser.add_argument("--again", type=int, default=0, help="more processes for BIM, whose medians differ")
+    parser.add_argument("--again", type=int, default=0, help="more processes for BIM and the bare passes alone")
+    parser.add_argument("--alone", action="store_true", help="BIM without the peers")
     parser.add_argument("--worst-rounds", type=int, default=1)
     parser.add_argument("--cw-steps", type=int, help="of a search beside foolbox")
     parser.add_argument("--paper", action="store_true", help="CUDA: C&W at the paper's budget too, some minutes")
@@ -360,17 +361,30 @@ def main() -> None:
                 args.out.write_text(json.dumps(report, indent=2) + "\n")
     if args.again and args.out:
         report["bim again"] = [again(args, args.seed + i) for i in range(1, args.again + 1)]
+        report["over_bare, all pairs"] = pooled([report["bim"], *report["bim again"]])
+        print("ours over the bare passes, pairs of all processes:", report["over_bare, all pairs"])
         args.out.write_text(json.dumps(report, indent=2) + "\n")
 
 
 def again(args: argparse.Namespace, seed: int) -> dict:
-    """BIM in a process of its own, with another seed."""
+    """BIM and the bare passes in a process of their own, with another seed."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "bim.json"
         same = [f"--{key}={getattr(args, key)}" for key in ("device", "steps", "pairs")]
         same += [f"--threads={args.threads}"] if args.threads else []
-        subprocess.run([sys.executable, __file__, "--only=bim", f"--out={out}", f"--seed={seed}", *same], check=True)
+        what = ["--only=bim", "--alone", f"--out={out}", f"--seed={seed}"]
+        subprocess.run([sys.executable, __file__, *what, *same], check=True)
         return json.loads(out.read_text())["bim"]
+
+
+def pooled(runs: list[dict]) -> dict[str, dict[str, float]]:
+    """Over the pairs of all processes: the median of ours / bare - 1, and a 95% interval of it by the bootstrap."""
+    found = {}
+    for case in runs[0]:
+        over = [o / b - 1 for run in runs for o, b in zip(*run[case]["over_bare, pairs"]["seconds"])]
+        draws = sorted(statistics.median(random.Random(i).choices(over, k=len(over))) for i in range(2000))
+        found[case] = {"pairs": len(over), "median": statistics.median(over), "low": draws[50], "high": draws[-51]}
+    return found
 
 
 if __name__ == "__main__":
