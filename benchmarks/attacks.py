@@ -16,11 +16,11 @@ jsma     JSMA beside torchattacks                 (benchmarks/attacks_cw_jsma.py
 scaling  how the cost of a step grows with the batch, the image and the classes
 
 Contenders take turns, in an order that changes from round to round; a ratio is the median over the rounds of
-theirs / ours, so more than 1 means that we are faster. BIM and the bare passes take turns in pairs of their own, before
-any peer. On the CPU the networks are small ones on scikit-learn's
-digits, 8 x 8 and enlarged to 28 x 28. On CUDA it is a Resnet-32 on images of CIFAR-10's shape: a network that
-ships or a run (--model), and images `x` and labels `y` from a safetensors file (--images); without them, random
-images labelled by the network itself. A peer that is not installed is left out, and said to be.
+theirs / ours, so more than 1 means that we are faster. BIM and the bare passes take turns in pairs of their own. On the
+CPU the networks are small ones on scikit-learn's digits, 8 x 8 and enlarged to 28 x 28. On CUDA it is a Resnet-32 on
+images of CIFAR-10's shape: a network that ships or a run (--model), and images `x` and labels `y` from a safetensors
+file (--images); without them, random images labelled by the network itself. A peer that is not installed is left out,
+and said to be.
 """
 
 from __future__ import annotations
@@ -342,6 +342,9 @@ def main() -> None:
     if unknown := set(wanted) - set(PARTS):
         parser.error(f"--only {sorted(unknown)}: expected some of {', '.join(PARTS)}")
 
+    if args.again and (args.device != "cpu" or "bim" not in wanted or not args.out):
+        parser.error("--again: expected --device cpu, bim among --only, and --out")
+
     settings = {k: v for k, v in vars(args).items() if k != "out"}
     versions = {"mmlda": mmlda.__version__, "torch": torch.__version__, "python": platform.python_version()}
     for peer in ("torchattacks", "foolbox", "pyautoattack"):
@@ -359,7 +362,7 @@ def main() -> None:
             if args.out:  # after each part: a run cut short has what was done
                 args.out.parent.mkdir(parents=True, exist_ok=True)
                 args.out.write_text(json.dumps(report, indent=2) + "\n")
-    if args.again and args.out:
+    if args.again:
         report["bim again"] = [again(args, args.seed + i) for i in range(1, args.again + 1)]
         report["over_bare, all pairs"] = pooled([report["bim"], *report["bim again"]])
         print("ours over the bare passes, pairs of all processes:", report["over_bare, all pairs"])
