@@ -326,7 +326,7 @@ def main() -> None:
     parser.add_argument("--batches", default="32,128,1000", help="CUDA: images at a time, BIM; 4 batches of each")
     parser.add_argument("--worst-batch", type=int, default=1024, help="CUDA: images at a time, worst case")
     parser.add_argument("--eps", type=float, default=2 / 255, help="CUDA: the radius")
-    parser.add_argument("--steps", type=int, default=40, help="of BIM")
+    parser.add_argument("--steps", type=int, default=100, help="of BIM")
     parser.add_argument("--pairs", type=int, default=30, help="rounds of BIM")
     parser.add_argument("--again", type=int, default=0, help="more processes for BIM and the bare passes alone")
     parser.add_argument("--alone", action="store_true", help="BIM without the peers")

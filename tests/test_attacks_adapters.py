@@ -45,6 +45,20 @@ def test_functions_and_ranges() -> None:
     assert success.float().mean() > 0.3 and x_adv.min() >= -1 and x_adv.max() <= 1
 
 
+@pytest.mark.parametrize("eps", [None, 0.3])
+def test_where_a_peer_makes_nan_it_has_found_nothing(eps: float | None) -> None:
+    """NewtonFool divides by the gradient of a probability, which is 0 where the network is sure of itself."""
+    model, (x, _) = network("sr"), images(40)
+    y, peer = model(x).argmax(1), foolbox.attacks.NewtonFoolAttack()
+    _, theirs, _ = peer(to_foolbox(model), x, y, epsilons=eps)
+    lost = theirs.isnan().flatten(1).any(1)
+    assert 0 < lost.sum() < 40
+    result = from_foolbox(peer, eps)(model, x, y)
+    assert torch.equal(result.x_adv[lost], x[lost]) and not result.success[lost].any()
+    assert torch.equal(result.prediction[lost], y[lost]) and result.success[~lost].float().mean() > 0.5
+    assert (result.l2[lost] == (torch.inf if eps is None else 0)).all()
+
+
 def test_a_function_over_a_module_leaves_its_parameters_alone() -> None:
     """foolbox calls backward(), which reaches every parameter behind a function too."""
     model, (x, y) = copy.deepcopy(network("sr")), images(20)

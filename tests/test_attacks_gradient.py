@@ -399,6 +399,23 @@ def test_graphs_on_cuda_agree_with_the_cpu(batch_size: int | None) -> None:
         assert close.double().mean() >= 0.8, name
 
 
+class _Listed(list):
+    """A loss that is a list besides, and so has no hash."""
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(model(x), y, reduction="none")
+
+
+@cuda
+def test_a_loss_without_a_hash_on_cuda() -> None:
+    model, (x, y) = copy.deepcopy(network("sr")).double().cuda(), images(40)
+    x, y = x.double().cuda(), y.cuda()
+    for kind in (BIM, APGD):
+        plain, listed = (kind(eps=0.2, batch_size=16, loss=loss)(model, x, y) for loss in ("ce", _Listed()))
+        assert plain.success.any() and torch.equal(listed.success, plain.success), kind
+        torch.testing.assert_close(listed.x_adv, plain.x_adv)
+
+
 class _Graphed(torch.autograd.Function):
     """The identity, with a gradient that is part of a graph: what layers that solve for their output may return."""
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from mmlda.attacks.gradient import check_ball
+from mmlda.attacks.gradient import check_ball, tall
 from mmlda.attacks.result import AttackResult, measure
 from mmlda.attacks.surface import Attack, Model, Surface
 
@@ -100,7 +100,8 @@ class FoolboxAttack(Attack):
 
     It may stand in the list of a `WorstCase`. foolbox draws from torch's and numpy's generators: they are seeded
     with `seed` and put back, so the result repeats, but a sample's depends on its batch. `steps` in the result is
-    the attack's own setting, 0 where it has none: foolbox does not count.
+    the attack's own setting, 0 where it has none: foolbox does not count. An image that comes back with NaN counts as
+    the original.
 
     Args:
         peer: an attack of foolbox's.
@@ -133,7 +134,10 @@ class FoolboxAttack(Attack):
             except NotImplementedError:
                 name = type(self.peer).__name__
                 raise ValueError(f"eps={self.eps!r}: expected a number, as {name} has a fixed size") from None
-        x_adv = x_adv.detach().clamp(*self.bounds)
+        # Some of foolbox's attacks divide by a gradient of 0 (NewtonFool on a network that is sure of itself): there it
+        # has found nothing, and the model is not to be asked about NaN.
+        found = x_adv.detach().isfinite().flatten(1).all(1)  # [N]
+        x_adv = torch.where(tall(found, x), x_adv.detach().clamp(*self.bounds), x)
         prediction = surface.logits(x_adv).argmax(1)
         success = prediction != y if target is None else prediction == target
         if self.eps is None:  # then a failure goes back to the image

@@ -158,6 +158,10 @@ class Surface:
         """
         if not inputs[0].is_cuda:
             return step(*inputs)
+        try:
+            hash(key)
+        except TypeError:  # of a loss of the caller's: then by identity, for the graph keeps the loss alive
+            key = tuple(id(part) for part in key)  # type: ignore[attr-defined]
         key = (key, *((t.shape, t.dtype) for t in inputs))
         if key not in self._graphs:
             if self._stream is None:
@@ -200,13 +204,15 @@ class Surface:
         if z.is_cuda and torch.cuda.is_current_stream_capturing():
             return
         for name, label in self._labels.items():
-            if label is not None and not bool(((label >= 0) & (label < L)).all()):
-                low, high = int(label.min()), int(label.max())
-                raise ValueError(f"{name} has labels {low} to {high}: the model has classes 0 to {L - 1}")
+            if label is not None:
+                low, high = torch.stack(torch.aminmax(label)).tolist()
+                if low < 0 or high >= L:
+                    raise ValueError(f"{name} has labels {low} to {high}: the model has classes 0 to {L - 1}")
         close, z = max(1e-3, torch.finfo(z.dtype).eps), z.float()  # in bfloat16 rows of probabilities hardly sum to 1
-        if lost := int(z.isnan().any(1).sum()):
+        least, most = torch.stack(torch.aminmax(z)).tolist()  # NaN if one of them is
+        if math.isnan(least):
+            lost = int(z.isnan().any(1).sum())
             raise ValueError(f"model returned NaN logits for {lost} of the first {n} images it was asked about")
-        least, most = (float(v) for v in torch.aminmax(z))
         if least >= 0 and bool(((z.sum(1) - 1).abs() < close).all()):
             found = "the model seems to return probabilities", "softmax"
         elif 0 <= least < _END and 1 - _END < most <= 1:
