@@ -1,12 +1,13 @@
-"""Resnet-32's 3x3 convolutions in training: cuDNN's kernels and ours, side by side, in bfloat16 on CUDA.
+"""Resnet-32's 3x3 convolutions: cuDNN's kernels and ours, side by side, on CUDA.
 
-    python benchmarks/convolutions.py --out convolutions.json
+    python benchmarks/convolutions.py --out convolutions.json                   # bfloat16: a step of training
+    python benchmarks/convolutions.py --dtype float32 --out convolutions.json   # TF32: a step of an attack
 
 For each layer of the network on CIFAR-10, and for the forward pass, the input gradient and the weight gradient: the
-time of cuDNN (benchmark mode, channels_last, weights already bfloat16), of ours as the package runs it (float32
+time of cuDNN (benchmark mode, channels_last, weights already in that type), of ours as the package runs it (float32
 weights, rounded inside), and of every way to cut ours up that is worth trying (`--no-sweep` leaves these out). Times
 are medians over replays of a CUDA graph of many calls, so that no launch waits for Python. The data stay in the L2
-cache for both sides, as they do in a training step.
+cache for both sides, as they do in a training step. An attack has no weight gradients.
 
 The best cuts found belong in the tables of `mmlda.triton_conv`.
 """
@@ -47,6 +48,14 @@ GATHERS = {  # by the channels read; taps = 8 with one tile reads through the L1
          Gather(64, 3, 1, 8, 2), Gather(64, 1, 1, 4, 1), Gather(64, 1, 1, 4, 4), Gather(64, 1, 1, 8, 4),
          Gather(32, 1, 1, 4, 4), Gather(64, 1, 1, 4, 6)],
 }  # fmt: skip
+WIDE = {  # more, for float32, whose tiles take twice the memory
+    16: [Gather(128, 1, 1, 4, 3), Gather(128, 1, 1, 8, 3), Gather(256, 1, 1, 8, 3), Gather(128, 3, 1, 8, 1),
+         Gather(64, 3, 1, 4, 1), Gather(64, 8, 2, 4, 1), Gather(128, 8, 4, 8, 1)],
+    32: [Gather(32, 8, 1, 4, 1), Gather(128, 1, 1, 4, 3), Gather(128, 1, 1, 8, 3), Gather(64, 1, 1, 4, 3),
+         Gather(64, 3, 1, 8, 1), Gather(128, 3, 1, 8, 1), Gather(64, 3, 1, 4, 2), Gather(128, 1, 1, 4, 1)],
+    64: [Gather(32, 3, 1, 4, 1), Gather(32, 3, 1, 4, 2), Gather(64, 1, 1, 4, 3), Gather(128, 1, 1, 8, 3),
+         Gather(64, 1, 1, 8, 3), Gather(32, 1, 1, 4, 3), Gather(64, 3, 1, 4, 2), Gather(32, 1, 1, 4, 1)],
+}  # fmt: skip
 SCATTERS = [Gather(64, 1, 1, 4, 1), Gather(64, 1, 1, 8, 1), Gather(128, 1, 1, 4, 1), Gather(128, 1, 1, 8, 1)]
 SPLITS = {  # by the channels of x
     16: [Split(128, 8, 264, 4, 1), Split(128, 8, 512, 4, 1), Split(64, 8, 264, 4, 1), Split(64, 8, 512, 4, 1),
@@ -64,18 +73,18 @@ SPLITS = {  # by the channels of x
 class Case:
     """One layer's tensors on the device, and its passes as functions without arguments."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, size: int, batch: int):
+    def __init__(self, inputs: int, outputs: int, stride: int, size: int, batch: int, kind: torch.dtype):
         g = torch.Generator("cuda").manual_seed(0)
         self.shape, self.stride = (inputs, outputs, stride, size), stride
         form = torch.channels_last
         self.x = torch.randn(batch, inputs, size, size, device="cuda", generator=g)
-        self.x = self.x.bfloat16().contiguous(memory_format=form)
+        self.x = self.x.to(kind).contiguous(memory_format=form)
         self.weight = torch.randn(outputs, inputs, 3, 3, device="cuda", generator=g).div_(3 * inputs**0.5)
         self.weight = self.weight.contiguous(memory_format=form)
-        self.half = self.weight.bfloat16()
+        self.half = self.weight.to(kind)
         side = (size - 1) // stride + 1
         self.dy = torch.randn(batch, outputs, side, side, device="cuda", generator=g)
-        self.dy = self.dy.bfloat16().contiguous(memory_format=form)
+        self.dy = self.dy.to(kind).contiguous(memory_format=form)
 
     def cudnn(self, which: str) -> Callable[[], Tensor]:
         x, weight, dy, stride = self.x, self.half, self.dy, self.stride
@@ -99,16 +108,17 @@ class Case:
         inputs, outputs, stride, _ = self.shape
         if which == "weight_grad":
             return SPLITS[inputs]
-        if which == "input_grad":
-            return GATHERS[outputs] if stride == 1 else SCATTERS
-        return GATHERS[inputs]
+        if which == "input_grad" and stride == 2:
+            return SCATTERS
+        read = outputs if which == "input_grad" else inputs
+        return GATHERS[read] + (WIDE[read] if self.x.dtype == torch.float32 else [])
 
     def default(self, which: str) -> Any:
         inputs, outputs, stride, _ = self.shape
         if which == "weight_grad":
             return triton_conv.split_config(inputs, outputs, stride)
         read, written = (outputs, inputs) if which == "input_grad" else (inputs, outputs)
-        return triton_conv.gather_config(read, written, stride)
+        return triton_conv.gather_config(read, written, stride, self.x.dtype)
 
 
 def microseconds(call: Callable[[], Any], calls: int = CALLS, replays: int = 7) -> float:
@@ -132,15 +142,15 @@ def microseconds(call: Callable[[], Any], calls: int = CALLS, replays: int = 7) 
     return statistics.median(times)
 
 
-def prepare(job: tuple[tuple[int, ...], str, list[Any], int]) -> dict[str, str]:
+def prepare(job: tuple[tuple[int, ...], str, list[Any], int, torch.dtype]) -> dict[str, str]:
     """Compile and run some configurations in a process of its own; what went wrong, by configuration.
 
     The compiled programs come back through Triton's cache on disk, and a program that breaks the device breaks only
     this process.
     """
-    layer, which, configs, batch = job
+    layer, which, configs, batch, kind = job
     _, inputs, outputs, stride, size = layer
-    case = Case(inputs, outputs, stride, size, batch)
+    case = Case(inputs, outputs, stride, size, batch, kind)
     want = case.cudnn(which)().double()
     errors = {}
     for config in configs:
@@ -162,6 +172,7 @@ def label(layer: tuple[int, ...]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--no-sweep", action="store_true", help="only cuDNN and the tables' configurations")
     parser.add_argument("--workers", type=int, default=8, help="processes that compile")
     parser.add_argument("--out", help="a JSON file for the results")
@@ -171,15 +182,17 @@ def main() -> None:
     torch.backends.cudnn.benchmark = True
     began = time.perf_counter()
 
-    cases = {layer: Case(*layer[1:], args.batch) for layer in LAYERS}
+    kind = getattr(torch, args.dtype)
+    passes = PASSES if kind == torch.bfloat16 else PASSES[:2]
+    cases = {layer: Case(*layer[1:], args.batch, kind) for layer in LAYERS}
     plans = {
         (layer, which): list(dict.fromkeys([case.default(which), *([] if args.no_sweep else case.configs(which))]))
         for layer, case in cases.items()
-        for which in PASSES
+        for which in passes
     }
     jobs = []
     for (layer, which), configs in plans.items():
-        jobs += [(layer, which, configs[i : i + 4], args.batch) for i in range(0, len(configs), 4)]
+        jobs += [(layer, which, configs[i : i + 4], args.batch, kind) for i in range(0, len(configs), 4)]
     failed: dict[tuple[Any, str], dict[str, str]] = {plan: {} for plan in plans}
     with ProcessPoolExecutor(args.workers, mp_context=get_context("spawn")) as pool:
         futures = [pool.submit(prepare, job) for job in jobs]
@@ -221,7 +234,7 @@ def main() -> None:
                 extra["its summing of parts"] = microseconds(lambda: triton_conv.sum_parts(parts, case.weight))  # noqa: B023
             else:
                 plain = case.weight.contiguous()
-                extra["with bfloat16 weights"] = microseconds(case.ours(which, best, case.half))
+                extra[f"with {args.dtype} weights"] = microseconds(case.ours(which, best, case.half))
                 extra["with contiguous float32 weights"] = microseconds(case.ours(which, best, plain))
             row["extra"] = extra
             if not args.no_sweep:
@@ -234,16 +247,16 @@ def main() -> None:
             print(f"    failed  {config}: {reason}")
         rows.append(row)
 
-    # The first convolution, 3 -> 16, is cuDNN's in both; it has no input gradient.
-    first = Case(3, 16, 1, 32, args.batch)
-    first_us = sum(microseconds(first.cudnn(which)) for which in ("forward", "weight_grad"))
+    # The first convolution, 3 -> 16, is cuDNN's in both; in training it has no input gradient.
+    first = Case(3, 16, 1, 32, args.batch, kind)
+    first_us = sum(microseconds(first.cudnn(which)) for which in ("forward", passes[-1]))
     totals = {}
     for key in ("cudnn_us", "ours_us", "best_us"):
         totals[key] = sum(row["count"] * row.get(key, float("nan")) for row in rows) + first_us
     print(f"\nall convolutions of a Resnet-32 step, batch {args.batch}, {first_us:.1f} us of them 3->16 by cuDNN:")
     print(f"  cuDNN {totals['cudnn_us']:.0f} us, ours {totals['ours_us']:.0f} us, best cuts {totals['best_us']:.0f} us;"
           f" cuDNN / ours = {totals['cudnn_us'] / totals['ours_us']:.2f}")  # fmt: skip
-    for which in PASSES:
+    for which in passes:
         part = [sum(r["count"] * r.get(key, float("nan")) for r in rows if r["pass"] == which)
                 for key in ("cudnn_us", "ours_us", "best_us")]  # fmt: skip
         print(f"  {which}: cuDNN {part[0]:.0f}, ours {part[1]:.0f}, best cuts {part[2]:.0f} us")
@@ -254,7 +267,8 @@ def main() -> None:
         settings = {
             "device": torch.cuda.get_device_name(), "mmlda": mmlda.__version__, "torch": torch.__version__,
             "triton": triton.__version__, "cudnn": torch.backends.cudnn.version(), "python": platform.python_version(),
-            "threads": torch.get_num_threads(), "seed": 0, "batch": args.batch, "calls_in_a_graph": CALLS,
+            "threads": torch.get_num_threads(), "seed": 0, "batch": args.batch, "dtype": args.dtype,
+            "calls_in_a_graph": CALLS,
         }  # fmt: skip
         with open(args.out, "w") as file:
             json.dump({"settings": settings, "floor_us": floor, "first_us": first_us, "totals": totals, "rows": rows},

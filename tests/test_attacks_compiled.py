@@ -11,6 +11,7 @@ from torch import nn
 
 import mmlda
 from mmlda.attacks import BIM, CarliniWagner, WorstCase, compiled
+from mmlda.models import fast_convolutions
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 
@@ -29,6 +30,18 @@ def test_attacks_find_the_same(network):
         ours, theirs = attack(fast, x, y), attack(model, x, y)
         assert torch.allclose(ours.x_adv, theirs.x_adv, atol=1e-6) and torch.equal(ours.success, theirs.success)
         assert ours.success.any()
+
+
+def test_modules_that_choose_their_kernels_are_told():
+    """The copy's are, the model's are not; where there is nothing to choose, the same comes out."""
+    model = mmlda.Classifier(mmlda.models.resnet(8), mmlda.SoftmaxHead(num_classes=10, dim=64)).eval()
+    fast = compiled(model, backend="eager")
+    told = [module.in_cuda_graph for module in fast.modules() if hasattr(module, "in_cuda_graph")]
+    assert len(told) == 7 and all(told)
+    assert not any(getattr(module, "in_cuda_graph", False) for module in model.modules())
+    x = torch.rand(3, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.allclose(fast(x), model(x), atol=1e-5)
 
 
 def test_the_model_stays_as_it_was():
@@ -94,9 +107,13 @@ def test_compiled_on_cuda(n):
     model = mmlda.load("cifar10-sr").cuda()
     x = torch.rand(n, 3, 32, 32, generator=torch.Generator().manual_seed(0)).cuda()
     fast = compiled(model)
+    cudnn = compiled(model)
+    fast_convolutions(cudnn, False)
     with torch.no_grad():
-        want = model(x)
+        want, exact = model(x), copy.deepcopy(model).double()(x.double())
         assert (fast(x) - want).abs().max() < 0.02 * want.abs().max()
+        off = [(net(x) - exact).abs().mean() for net in (fast, cudnn)]  # the package's convolutions and cuDNN's
+        assert 0 < off[0] < 1.5 * off[1]
     y = want.argmax(1)
     result = BIM(eps=0.02)(fast, x, y)
     with torch.no_grad():

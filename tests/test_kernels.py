@@ -25,16 +25,20 @@ CUTS = [(Gather(16, 1, 1, 4, 2), Split(16, 1, 3, 4, 2)), (Gather(32, 3, 1, 4, 2)
         (Gather(16, 8, 2, 4, 1), Split(16, 8, 4, 4, 1))]  # fmt: skip
 
 
-def make(layer, batch, kind, *, weight_kind=None, device="cpu", channels_last=True, seed=0):
-    """x, weight, dy of a layer, and their float64 answers y, dx, dw with the weight rounded as the programs do."""
+def make(layer, batch, kind, *, weight_kind=None, device="cpu", channels_last=True, seed=0, exact=False):
+    """x, weight, dy of a layer, and their float64 answers y, dx, dw with the weight rounded as the programs do.
+
+    With `exact` in 11 bits, which TF32 has.
+    """
     inputs, outputs, stride, height, width = layer
     g = torch.Generator().manual_seed(seed)
     form = torch.channels_last if channels_last else torch.contiguous_format
-    x = torch.randn(batch, inputs, height, width, generator=g).to(kind)
-    weight = (torch.randn(outputs, inputs, 3, 3, generator=g) / (3 * inputs**0.5)).to(weight_kind or kind)
+    fine = torch.float16 if exact else torch.float32
+    x = torch.randn(batch, inputs, height, width, generator=g).to(fine).to(kind)
+    weight = (torch.randn(outputs, inputs, 3, 3, generator=g) / (3 * inputs**0.5)).to(fine).to(weight_kind or kind)
     x64, w64 = x.to(device).double().requires_grad_(), weight.to(kind).to(device).double().requires_grad_()
     y = F.conv2d(x64, w64, stride=stride, padding=1)
-    dy = torch.randn(y.shape, generator=g).to(kind).to(device)
+    dy = torch.randn(y.shape, generator=g).to(fine).to(kind).to(device)
     dx, dw = torch.autograd.grad(y, (x64, w64), dy.double())
     given = [t.to(device).contiguous(memory_format=form) for t in (x, weight, dy)]
     return given, (y.detach(), dx, dw)
@@ -96,6 +100,9 @@ def test_the_measured_cuts_are_known(layer):
     assert (inputs, outputs, stride) in triton_conv._GATHER
     assert (outputs, inputs, stride) in triton_conv._GATHER
     assert (inputs, outputs, stride) in triton_conv._SPLIT
+    if inputs == 16:
+        assert (inputs, outputs, stride) in triton_conv._GATHER_FLOAT32
+        assert (outputs, inputs, stride) in triton_conv._GATHER_FLOAT32
 
 
 # The programs in Triton's interpreter, where there is no GPU: float32 and half (its bfloat16 products are wrong).
@@ -123,7 +130,7 @@ def test_in_the_interpreter():
 )  # fmt: skip
 @pytest.mark.parametrize("layer", [(16, 16, 1, 7, 7), (16, 32, 2, 7, 6), (32, 16, 2, 5, 8), (16, 16, 1, 1, 3)])
 def test_interpreted_programs(layer, kind, weight_kind, channels_last, most, cut):
-    (x, weight, dy), (y, dx, dw) = make(layer, 2, kind, weight_kind=weight_kind)
+    (x, weight, dy), (y, dx, dw) = make(layer, 2, kind, weight_kind=weight_kind, exact=True)
     weight = weight.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
     stride, (gather, split) = layer[2], cut
     assert error(triton_conv.forward(x, weight, stride, gather), y) < most
@@ -149,6 +156,33 @@ def test_on_cuda(layer, batch, kind):
     for got, true in zip((y, *torch.autograd.grad(y, (x, weight), dy)), want):
         assert got.dtype == kind
         assert error(got, true) < 1e-2
+
+
+@cuda
+@pytest.mark.parametrize("layer, batch", [(layer, n) for layer in (*LAYERS, *ODD) for n in (1, 128) if layer[0] == 16])
+def test_float32_on_cuda(layer, batch, monkeypatch):
+    """TF32 as cuDNN has it, rounded to nearest; exact where TF32 is not allowed; cuDNN's for a weight to be trained."""
+    (x, weight, dy), want = make(layer, batch, torch.float32, device="cuda")
+    x.requires_grad_()
+    assert supported(x, weight, layer[2])
+    for allowed, most in ((True, 5e-4), (False, 1e-5)):
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
+        y = conv3x3(x, weight, layer[2])
+        assert y.dtype == torch.float32 and y.is_contiguous(memory_format=torch.channels_last)
+        for got, true in zip((y, *torch.autograd.grad(y, x, dy)), want):
+            assert error(got, true) < most
+            bias = ((got - true) * true.sign()).sum() / true.abs().sum()  # cut off instead of rounded: 7e-4
+            assert abs(bias) < 2e-4 or true.numel() < 1000
+    assert not supported(x, weight.requires_grad_(), layer[2])
+
+
+@cuda
+def test_float32_keeps_nan_and_infinity():
+    x, weight = torch.zeros(1, 16, 8, 8, device="cuda"), torch.ones(16, 16, 3, 3, device="cuda")
+    x[0, 0, 0, 0], x[0, 0, 7, 7] = torch.nan, torch.inf
+    y = conv3x3(x, weight)
+    assert y[0, :, :2, :2].isnan().all() and (y[0, :, 6:, 6:] == torch.inf).all()
+    assert int((y == 0).sum()) == 16 * (64 - 8)
 
 
 @cuda

@@ -1,8 +1,9 @@
-"""3x3 convolutions for networks of few channels, faster than cuDNN's on CUDA in half precision.
+"""3x3 convolutions for networks of few channels, faster than cuDNN's on CUDA in half precision and in TF32.
 
 `conv3x3` is `F.conv2d(x, weight, stride=stride, padding=1)` in value, gradients and dtypes, under autocast too. Where
 `supported` says so it runs this package's Triton programs; anywhere else it is F.conv2d itself. The programs sum in a
-fixed order, so the same inputs give the same bits, which cuDNN's fastest weight gradients do not promise.
+fixed order, so the same inputs give the same bits, which cuDNN's fastest weight gradients do not promise. Float32 is
+multiplied as TF32, as cuDNN does it, and by F.conv2d where `torch.backends.cudnn.allow_tf32` is off.
 
 Triton is imported when a program first runs, never before.
 """
@@ -26,7 +27,8 @@ def supported(x: Tensor, weight: Tensor, stride: int = 1) -> bool:
     """Whether `conv3x3(x, weight, stride)`, called here and now, runs the fast programs.
 
     It does for bfloat16 and half on CUDA (by dtype, or by autocast from a float32 weight), 16, 32 or 64 channels in
-    and out, and stride 1 or 2; images may have any size.
+    and out, and stride 1 or 2; images may have any size. For float32 only with 16 channels in and a weight that needs
+    no gradient, as in the steps of an attack: cuDNN has the others.
 
     >>> supported(torch.zeros(1, 16, 8, 8), torch.zeros(16, 16, 3, 3))  # the CPU has F.conv2d
     False
@@ -39,10 +41,10 @@ def supported(x: Tensor, weight: Tensor, stride: int = 1) -> bool:
     else:
         kind = x.dtype
         right = weight.dtype == kind
-    outputs, inputs = weight.shape[:2]
+    (outputs, inputs), frozen = weight.shape[:2], not weight.requires_grad
     return (
         right
-        and kind in (torch.bfloat16, torch.float16)
+        and (kind in (torch.bfloat16, torch.float16) or (kind == torch.float32 and frozen and inputs == 16))
         and x.shape[1] == inputs
         and inputs in _CHANNELS
         and outputs in _CHANNELS
@@ -76,8 +78,13 @@ def _dense(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
-def _before_ampere(x: Tensor) -> bool:
-    """No bfloat16 matrix products there; the operators then call ATen's."""
+def _aside(x: Tensor) -> bool:
+    """Whether the operators call ATen's: no bfloat16 or TF32 matrix products before Ampere, or no TF32 allowed.
+
+    Asked when they run, since a compiled step would remember the answer.
+    """
+    if x.dtype == torch.float32 and not torch.backends.cudnn.allow_tf32:
+        return True
     return x.is_cuda and torch.cuda.get_device_capability(x.device) < (8, 0)
 
 
@@ -90,7 +97,7 @@ def _aten_grad(dy: Tensor, x: Tensor, weight: Tensor, stride: int, which: int) -
 
 @torch.library.custom_op("mmlda::conv3x3", mutates_args=())
 def _forward(x: Tensor, weight: Tensor, stride: int) -> Tensor:
-    if _before_ampere(x):
+    if _aside(x):
         return _dense(F.conv2d(x, weight.to(x.dtype), stride=stride, padding=1))
     from mmlda import triton_conv
 
@@ -100,7 +107,7 @@ def _forward(x: Tensor, weight: Tensor, stride: int) -> Tensor:
 
 @torch.library.custom_op("mmlda::conv3x3_input_grad", mutates_args=())
 def _input_grad(dy: Tensor, x: Tensor, weight: Tensor, stride: int) -> Tensor:
-    if _before_ampere(x):
+    if _aside(x):
         return _dense(_aten_grad(dy, x, weight, stride, 0))
     from mmlda import triton_conv
 
@@ -110,7 +117,7 @@ def _input_grad(dy: Tensor, x: Tensor, weight: Tensor, stride: int) -> Tensor:
 
 @torch.library.custom_op("mmlda::conv3x3_weight_grad", mutates_args=())
 def _weight_grad(dy: Tensor, x: Tensor, weight: Tensor, stride: int) -> Tensor:
-    if _before_ampere(x):
+    if _aside(x):
         return torch.empty_like(weight).copy_(_aten_grad(dy, x, weight, stride, 1))
     from mmlda import triton_conv
 

@@ -148,7 +148,8 @@ class Surface:
             if not value.is_cuda and not callable(loss):  # what a graph or somebody else's code may hold is not kept
                 self._ones = ones
         (g,) = torch.autograd.grad(value, x, ones)  # of the sum, which nobody wants to know
-        return value, z, g.detach()  # which a model's own backward pass may have made part of a graph
+        # A model's own backward pass may have made the gradient part of a graph.
+        return value, z, g.detach() if g.requires_grad else g
 
     def step(self, key: object, step: Step, *inputs: Tensor) -> tuple[Tensor, ...]:
         """`step(*inputs)`; on CUDA as a graph, captured once a call for each `key` and shape.
