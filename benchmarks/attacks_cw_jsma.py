@@ -168,11 +168,11 @@ def bench_cw(
 
 def bench_jsma(
     device: str, model: nn.Module | None = None, x: Tensor | None = None, y: Tensor | None = None, *,
-    n: int | None = None, theta: float = 1.0, gamma: float = 0.1, rounds: int = 1,
+    n: int | None = None, theta: float = 1.0, gamma: float = 0.1, rounds: int | None = None,
 ) -> dict:  # fmt: skip
     """`n` images beside torchattacks: pairs, the same theta, gamma and targets; on CUDA also 1,000 of ours."""
     cuda = device == "cuda"
-    n = n or (8 if cuda else 60)
+    n, rounds = n or (8 if cuda else 60), rounds or (1 if cuda else 3)
     model, many, labels = subject(device, model, x, y, 1000 if cuda else n)
     x, y = many[:n], labels[:n]
     D = x[0].numel()

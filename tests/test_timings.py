@@ -1,0 +1,105 @@
+"""The timings in docs/attacks.md are those that the benchmark's committed files hold."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def load(name):
+    return json.loads((ROOT / "benchmarks" / "results" / f"attacks-{name}.json").read_text())
+
+
+def bim_on_an_h200():
+    for size, images in (
+        (32, "128 images in batches of 32"), (128, "512 images in batches of 128"), (1000, "1,000 images in one batch")
+    ):  # fmt: skip
+        row = load("h200")["bim"][f"Resnet-32, cifar10-sr, batch {size}"]
+        seconds, cells = row["seconds"], []
+        for peer in ("torchattacks", "foolbox"):
+            plain, fast = row["times_faster_than"][peer], row["compiled_times_faster_than"][peer]
+            cells.append(f"{seconds[peer]:.2f} s ({plain:.1f} x, **{fast:.1f} x**)")
+        ours = f"{seconds['ours']:.3f} s | {seconds['ours, compiled']:.3f} s"
+        yield f"| BIM, {row['steps']} steps, {images} | {ours} | {cells[0]} | {cells[1]} |"
+
+
+def bim_on_other_machines():
+    rows = [run["Resnet-32, cifar10-sr, batch 128"] for run in load("h200")["bim elsewhere"]]
+    assert len(rows) == 4
+    theirs = [row["seconds"]["torchattacks"] for row in rows]
+    plain = [row["times_faster_than"]["torchattacks"] for row in rows]
+    fast = [row["compiled_times_faster_than"]["torchattacks"] for row in rows]
+    yield f"torchattacks took {min(theirs):.2f} to {max(theirs):.2f} s and ours"
+    yield f"({min(plain):.1f} x to {max(plain):.1f} x)"
+    yield f"ours was {min(fast):.1f} to {max(fast):.1f} times as fast in batches of 128"
+
+
+def cw_on_an_h200():
+    for part, steps in (("cw_short", "300"), ("cw", "1,000")):
+        row = load("h200")[part]
+        ours, fast, peer = row["ours"], row["ours, compiled"], row["foolbox"]
+        ratios = f"{peer['times_ours']:.1f} x, **{peer['times_ours_compiled']:.1f} x**"
+        yield f"| C&W, 9 x {steps}, {row['images']} images | {ours['seconds']:.2f} s | {fast['seconds']:.2f} s |"
+        yield f"| {peer['seconds']:.1f} s ({ratios}) |"
+        assert ours["success"] == peer["success"] == 1 and peer["ours_mean_l2_common"] < peer["mean_l2_common"]
+
+
+def worst_case_and_jsma_on_an_h200():
+    found = load("h200")
+    (row,) = found["worst"].values()
+    took, left, faster = row["seconds"], row["robust_accuracy"], row["times_faster_than"]["pyautoattack"]
+    assert left["ours"] <= left["pyautoattack"]
+    yield f"took {took['ours']:.1f} s and left {left['ours']:.1f}%"
+    yield f"took {took['pyautoattack']:.1f} s and left {left['pyautoattack']:.1f}%: {faster:.1f} x"
+    row = found["jsma"]
+    many = row["1,000 images, pairs"]
+    yield f"JSMA (pairs) was {row['torchattacks']['times_ours']:.0f} x as fast"
+    yield f"1,000 images in one go took {many['seconds']:.1f} s and {many['reserved_gib']:.1f} GiB"
+
+
+def bim_on_a_cpu():
+    found = load("cpu-bim")
+    for case, images, word in (("8 x 8", 512, "95% interval "), ("28 x 28", 128, "")):
+        row, over = found["bim"][f"digits, {case}"], found["over_bare, all pairs"][f"digits, {case}"]
+        took = row["seconds"]
+        peers = f"{took['torchattacks']:.3f} torchattacks, {took['foolbox']:.3f} foolbox"
+        median, low, high = (100 * over[key] for key in ("median", "low", "high"))
+        yield (f"| BIM, {row['steps']} steps, {images} digits ({case}) | {took['ours']:.3f} s | {peers} | "
+               f"{median:.1f}% ({word}{low:.1f} to {high:.1f})")  # fmt: skip
+        runs = [found["bim"], *found["bim again"]]
+        medians = [f"{100 * run[f'digits, {case}']['over_bare']:.1f}" for run in runs]
+        yield ", ".join(medians[:-1]) + f" and {medians[-1]}% ({case})"
+
+
+def the_rest_on_a_cpu():
+    found = load("cpu")
+    rows = list(found["worst"].values())
+    assert all(row["robust_accuracy"]["ours"] <= row["robust_accuracy"]["pyautoattack"] for row in rows)
+    ours, theirs = ([row["seconds"][who] for row in rows] for who in ("ours", "pyautoattack"))
+    faster = [row["times_faster_than"]["pyautoattack"] for row in rows]
+    yield f"| {min(ours):.1f} to {max(ours):.1f} s | {min(theirs):.1f} to {max(theirs):.1f} pyautoattack (standard) |"
+    yield f"{min(faster):.1f} to {max(faster):.1f} x, robust accuracy equal or lower"
+    row = found["cw"]
+    peer, slow = row["foolbox"], row["foolbox, no abort"]["seconds"]
+    peers = f"{peer['seconds']:.1f} foolbox ({slow:.1f} without its abort)"
+    l2 = f"mean L2 {peer['ours_mean_l2_common']:.4f} and {peer['mean_l2_common']:.4f}"
+    yield f"| {row['ours']['seconds']:.1f} s | {peers} | {peer['times_ours']:.1f} x, success 100% for both, {l2} |"
+    row = found["jsma"]
+    peer = row["torchattacks"]
+    yield f"| {row['ours']['seconds']:.2f} s | {peer['seconds']:.1f} torchattacks | {peer['times_ours']:.0f} x"
+    assert row["ours"]["success"] == peer["success"]
+    for who in (row["ours"], peer):
+        yield f"{who['mean_pixels']:.1f} pixels in the mean for both"
+
+
+PARTS = [bim_on_an_h200, bim_on_other_machines, cw_on_an_h200, worst_case_and_jsma_on_an_h200, bim_on_a_cpu,
+         the_rest_on_a_cpu]  # fmt: skip
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_the_timings_of_attacks_are_those_measured(part):
+    text = " ".join((ROOT / "docs" / "attacks.md").read_text().split())
+    wanted = list(part())
+    assert len(wanted) > 1 and not [line for line in wanted if line not in text]
