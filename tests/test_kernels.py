@@ -24,6 +24,8 @@ ODD = [(16, 16, 1, 28, 28), (16, 32, 2, 28, 28), (32, 32, 1, 14, 14), (32, 64, 2
 CUTS = [(Gather(16, 1, 1, 4, 2), Split(16, 1, 3, 4, 2)), (Gather(32, 3, 1, 4, 2), Split(32, 3, 2, 4, 2)),
         (Gather(16, 8, 2, 4, 1), Split(16, 8, 4, 4, 1))]  # fmt: skip
 
+NAN = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)  # the one that CUDA's arithmetic makes
+
 
 def make(layer, batch, kind, *, weight_kind=None, device="cpu", channels_last=True, seed=0, exact=False):
     """x, weight, dy of a layer, and their float64 answers y, dx, dw with the weight rounded as the programs do.
@@ -75,6 +77,18 @@ def test_the_fallback_under_autocast():
 
 def test_triton_is_imported_late():
     code = "import sys, mmlda, mmlda.kernels; sys.exit('triton' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cudnn, "conv"), reason="this torch has the older setting alone")
+@pytest.mark.parametrize("setting", ["cudnn.conv.fp32_precision", "fp32_precision", "cudnn.allow_tf32"])
+def test_both_ways_to_forbid_tf32_are_understood(setting):
+    code = (
+        "import torch; from mmlda import kernels; from mmlda.attacks import carlini; x = torch.zeros(1)\n"
+        "read = lambda: (kernels._aside(x), carlini._tf32_allowed()); before = read()\n"
+        f"torch.backends.{setting} = {False if 'allow' in setting else 'ieee'!r}\n"
+        "assert before == (False, True) and read() == (True, False), (before, read())"
+    )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
@@ -140,6 +154,29 @@ def test_interpreted_programs(layer, kind, weight_kind, channels_last, most, cut
     assert error(got, dw) < most
 
 
+@pytest.mark.skipif(not (TRITON and INTERPRETED), reason="for Triton's interpreter (TRITON_INTERPRET=1)")
+@pytest.mark.parametrize("cut", [gather for gather, _ in CUTS])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_interpreted_rounding(stride, cut):
+    """Float32 is rounded to the nearest 11 bits, as frexp and round do it; NaN and infinity stay."""
+
+    def tf32(t):
+        mantissa, exponent = torch.frexp(t.double())
+        return torch.ldexp((mantissa * 2**11).round() / 2**11, exponent)
+
+    (x, weight, dy), _ = make((16, 32, stride, 6, 6), 2, torch.float32)
+    want = F.conv2d(tf32(x), tf32(weight), stride=stride, padding=1)
+    assert error(triton_conv.forward(x, weight, stride, cut), want) < 1e-6
+    assert error(F.conv2d(x, weight, stride=stride, padding=1), want) > 1e-5  # without it
+    place = tf32(x).requires_grad_()
+    (want,) = torch.autograd.grad(F.conv2d(place, tf32(weight), stride=stride, padding=1), place, tf32(dy))
+    assert error(triton_conv.input_grad(dy, weight, stride, 6, 6, cut), want) < 1e-6
+    x[0, 0, 0, 0], x[1, 0, 5, 5] = NAN, torch.inf
+    y = triton_conv.forward(x, weight.abs(), stride, cut)
+    assert y[0, :, 0, 0].isnan().all() and y[0, :, -1, -1].isfinite().all()
+    assert (y[1, :, -1, -1] == torch.inf).all() and y[1, :, 0, 0].isfinite().all()
+
+
 # On CUDA.
 
 
@@ -164,23 +201,26 @@ def test_float32_on_cuda(layer, batch, monkeypatch):
     """TF32 as cuDNN has it, rounded to nearest; exact where TF32 is not allowed; cuDNN's for a weight to be trained."""
     (x, weight, dy), want = make(layer, batch, torch.float32, device="cuda")
     x.requires_grad_()
-    assert supported(x, weight, layer[2])
+    assert supported(x, weight, layer[2], tf32=True) and not supported(x, weight, layer[2])
+    runs, gather = [], triton_conv._images
+    monkeypatch.setattr(triton_conv, "_images", lambda *args: runs.append(args) or gather(*args))
     for allowed, most in ((True, 5e-4), (False, 1e-5)):
         monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
-        y = conv3x3(x, weight, layer[2])
+        y = conv3x3(x, weight, layer[2], tf32=True)
         assert y.dtype == torch.float32 and y.is_contiguous(memory_format=torch.channels_last)
         for got, true in zip((y, *torch.autograd.grad(y, x, dy)), want):
             assert error(got, true) < most
             bias = ((got - true) * true.sign()).sum() / true.abs().sum()  # cut off instead of rounded: 7e-4
             assert abs(bias) < 2e-4 or true.numel() < 1000
-    assert not supported(x, weight.requires_grad_(), layer[2])
+        assert len(runs) == 2  # a program forward and one back while TF32 was allowed, and none after
+    assert not supported(x, weight.requires_grad_(), layer[2], tf32=True)
 
 
 @cuda
 def test_float32_keeps_nan_and_infinity():
     x, weight = torch.zeros(1, 16, 8, 8, device="cuda"), torch.ones(16, 16, 3, 3, device="cuda")
-    x[0, 0, 0, 0], x[0, 0, 7, 7] = torch.nan, torch.inf
-    y = conv3x3(x, weight)
+    x[0, 0, 0, 0], x[0, 0, 7, 7] = NAN, torch.inf
+    y = conv3x3(x, weight, tf32=True)
     assert y[0, :, :2, :2].isnan().all() and (y[0, :, 6:, 6:] == torch.inf).all()
     assert int((y == 0).sum()) == 16 * (64 - 8)
 

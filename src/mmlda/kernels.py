@@ -2,8 +2,7 @@
 
 `conv3x3` is `F.conv2d(x, weight, stride=stride, padding=1)` in value, gradients and dtypes, under autocast too. Where
 `supported` says so it runs this package's Triton programs; anywhere else it is F.conv2d itself. The programs sum in a
-fixed order, so the same inputs give the same bits, which cuDNN's fastest weight gradients do not promise. Float32 is
-multiplied as TF32, as cuDNN does it, and by F.conv2d where `torch.backends.cudnn.allow_tf32` is off.
+fixed order, so the same inputs give the same bits, which cuDNN's fastest weight gradients do not promise.
 
 Triton is imported when a program first runs, never before.
 """
@@ -23,12 +22,12 @@ _CHANNELS = (16, 32, 64)
 _TRITON = importlib.util.find_spec("triton") is not None
 
 
-def supported(x: Tensor, weight: Tensor, stride: int = 1) -> bool:
+def supported(x: Tensor, weight: Tensor, stride: int = 1, *, tf32: bool = False) -> bool:
     """Whether `conv3x3(x, weight, stride)`, called here and now, runs the fast programs.
 
     It does for bfloat16 and half on CUDA (by dtype, or by autocast from a float32 weight), 16, 32 or 64 channels in
-    and out, and stride 1 or 2; images may have any size. For float32 only with 16 channels in and a weight that needs
-    no gradient, as in the steps of an attack: cuDNN has the others.
+    and out, and stride 1 or 2; images may have any size. With `tf32` for float32 too, given 16 channels in and a weight
+    that needs no gradient: the others are cuDNN's.
 
     >>> supported(torch.zeros(1, 16, 8, 8), torch.zeros(16, 16, 3, 3))  # the CPU has F.conv2d
     False
@@ -44,7 +43,7 @@ def supported(x: Tensor, weight: Tensor, stride: int = 1) -> bool:
     (outputs, inputs), frozen = weight.shape[:2], not weight.requires_grad
     return (
         right
-        and (kind in (torch.bfloat16, torch.float16) or (kind == torch.float32 and frozen and inputs == 16))
+        and (kind in (torch.bfloat16, torch.float16) or (tf32 and kind == torch.float32 and frozen and inputs == 16))
         and x.shape[1] == inputs
         and inputs in _CHANNELS
         and outputs in _CHANNELS
@@ -54,17 +53,18 @@ def supported(x: Tensor, weight: Tensor, stride: int = 1) -> bool:
     )
 
 
-def conv3x3(x: Tensor, weight: Tensor, stride: int = 1) -> Tensor:
+def conv3x3(x: Tensor, weight: Tensor, stride: int = 1, *, tf32: bool = False) -> Tensor:
     """Correlate x [N, C, H, W] with weight [D, C, 3, 3], one zero around the image: [N, D, H', W'].
 
     H' = (H - 1) // stride + 1, and W' alike. Fastest with x and weight in channels_last memory format; the output
-    has it. Gradients of gradients are left to F.conv2d.
+    has it. Gradients of gradients are left to F.conv2d. With `tf32` float32 may be multiplied as TF32, rounded to
+    nearest as cuDNN does it; it is not where cuDNN is told not to either (`torch.backends.cudnn.allow_tf32 = False`).
 
     >>> x, weight = torch.rand(2, 16, 8, 8), torch.rand(32, 16, 3, 3)
     >>> conv3x3(x, weight, stride=2).shape
     torch.Size([2, 32, 4, 4])
     """
-    if not supported(x, weight, stride):
+    if not supported(x, weight, stride, tf32=tf32):
         return F.conv2d(x, weight, stride=stride, padding=1)
     if torch.is_autocast_enabled("cuda"):
         x = x.to(torch.get_autocast_dtype("cuda"))
@@ -83,9 +83,17 @@ def _aside(x: Tensor) -> bool:
 
     Asked when they run, since a compiled step would remember the answer.
     """
-    if x.dtype == torch.float32 and not torch.backends.cudnn.allow_tf32:
+    if x.dtype == torch.float32 and not _tf32_allowed():
         return True
     return x.is_cuda and torch.cuda.get_device_capability(x.device) < (8, 0)
+
+
+def _tf32_allowed() -> bool:
+    try:
+        allowed = torch.backends.cudnn.allow_tf32
+    except RuntimeError:  # torch's newer setting is in use, and the older one can't be read beside it
+        allowed = torch.backends.cudnn.conv.fp32_precision == "tf32"  # type: ignore[attr-defined]
+    return allowed and torch.backends.cudnn.enabled
 
 
 def _aten_grad(dy: Tensor, x: Tensor, weight: Tensor, stride: int, which: int) -> Tensor:

@@ -25,16 +25,22 @@ log = logging.getLogger("mmlda")
 
 
 class _Conv3(nn.Conv2d):
-    """A 3x3 convolution without bias. Within a CUDA graph (`in_cuda_graph`, set by whoever captures it) it takes the
-    package's own programs where they beat cuDNN's: run one by one, their launches cost more than they save."""
+    """A 3x3 convolution without bias. `fast` (a captured step of training) and `in_cuda_graph` (set by
+    `mmlda.attacks.compiled`; in TF32 too) take the package's own programs where they beat cuDNN's: outside a CUDA graph
+    their launches cost more than they save."""
 
+    fast = False
     in_cuda_graph = False
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1):
         super().__init__(inputs, outputs, 3, stride, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return conv3x3(x, self.weight, self.stride[0]) if self.in_cuda_graph else super().forward(x)
+        # Somebody may have folded a batch norm into it, or spread its filter.
+        as_made = self.bias is None and self.padding == self.dilation == (1, 1)
+        if as_made and (self.fast or self.in_cuda_graph):
+            return conv3x3(x, self.weight, self.stride[0], tf32=self.in_cuda_graph)
+        return super().forward(x)
 
 
 class _Norm(nn.BatchNorm2d):
@@ -50,7 +56,7 @@ def fast_convolutions(model: nn.Module, fast: bool) -> None:
     """Choose the convolutions of this module's networks inside `model`; others have none to choose from."""
     for module in model.modules():
         if isinstance(module, _Conv3):
-            module.in_cuda_graph = fast
+            module.fast = fast
 
 
 class _Block(nn.Module):

@@ -136,7 +136,7 @@ class FoolboxAttack(Attack):
                 raise ValueError(f"eps={self.eps!r}: expected a number, as {name} has a fixed size") from None
         # Some of foolbox's attacks divide by a gradient of 0 (NewtonFool on a network that is sure of itself): there it
         # has found nothing, and the model is not to be asked about NaN.
-        found = x_adv.detach().isfinite().flatten(1).all(1)  # [N]
+        found = ~x_adv.detach().isnan().flatten(1).any(1)  # [N]
         x_adv = torch.where(tall(found, x), x_adv.detach().clamp(*self.bounds), x)
         prediction = surface.logits(x_adv).argmax(1)
         success = prediction != y if target is None else prediction == target

@@ -366,7 +366,14 @@ def _rounding(z: Tensor, x: Tensor, surface: Surface) -> Tensor:
 
 def _coarse(x: Tensor, precision: torch.dtype) -> float:
     """The share of the logits' spread that the device may round away beyond the logits' own precision."""
-    return _TF32 if x.is_cuda and precision == torch.float32 and torch.backends.cudnn.allow_tf32 else 0.0
+    return _TF32 if x.is_cuda and precision == torch.float32 and _tf32_allowed() else 0.0
+
+
+def _tf32_allowed() -> bool:
+    try:
+        return torch.backends.cudnn.allow_tf32
+    except RuntimeError:  # torch's newer setting is in use, and the older one can't be read beside it
+        return torch.backends.cudnn.conv.fp32_precision == "tf32"  # type: ignore[attr-defined]
 
 
 def _wide(x: Tensor) -> torch.dtype:

@@ -114,9 +114,12 @@ def compiled(model: nn.Module, *, backend: str = "inductor") -> nn.Module:
     """A copy of `model` to attack, compiled by `torch.compile`: for attacks on CUDA that take long.
 
     The copy is in eval mode, its weights as they are now and without gradients of their own, its convolutions in
-    channels_last; a module with an attribute `in_cuda_graph`, as the convolutions of `mmlda.models` are, finds it True
-    and may choose its kernels by that. Compiling takes ten seconds or more, once for each network and shape of image;
-    after that a step takes about half the time or two thirds. Logits differ from the model's by rounding.
+    channels_last. Compiling takes ten seconds or more, once for each network and shape of image; after that a step
+    takes about half the time or two thirds. Logits differ from the model's by rounding.
+
+    It is made for these attacks, which run a step as a CUDA graph: a module with an attribute `in_cuda_graph`, as the
+    convolutions of `mmlda.models` are, finds it True and may choose kernels that are slow outside one. For another
+    library's attacks set it to False in the copy's modules before the first call.
 
     >>> model = compiled(torch.nn.Linear(4, 3), backend="eager")
     >>> model(torch.zeros(2, 4)).shape, model.training
