@@ -34,9 +34,10 @@ def test_attacks_find_the_same(network):
 def test_modules_that_choose_their_kernels_are_told():
     """The copy's are, the model's are not; where there is nothing to choose, the same comes out."""
     model = mmlda.Classifier(mmlda.models.resnet(8), mmlda.SoftmaxHead(num_classes=10, dim=64)).eval()
-    fast = compiled(model, backend="eager")
-    told = [module.in_cuda_graph for module in fast.modules() if hasattr(module, "in_cuda_graph")]
-    assert len(told) == 7 and all(told)
+    for captured in (False, True):
+        fast = compiled(model, backend="eager", captured=captured)
+        told = [module.in_cuda_graph for module in fast.modules() if hasattr(module, "in_cuda_graph")]
+        assert told == [captured] * 7
     assert not any(getattr(module, "in_cuda_graph", False) for module in model.modules())
     x = torch.rand(3, 3, 32, 32)
     with torch.no_grad():
@@ -122,11 +123,7 @@ def test_compiled_for_any_number_of_images():
 def test_compiled_on_cuda(n):
     model = mmlda.load("cifar10-sr").cuda()
     x = torch.rand(n, 3, 32, 32, generator=torch.Generator().manual_seed(0)).cuda()
-    fast = compiled(model)
-    cudnn = compiled(model)
-    for module in cudnn.modules():
-        if hasattr(module, "in_cuda_graph"):
-            module.in_cuda_graph = False
+    fast, cudnn = compiled(model), compiled(model, captured=False)
     with torch.no_grad():
         want, exact = model(x), copy.deepcopy(model).double()(x.double())
         assert (fast(x) - want).abs().max() < 0.02 * want.abs().max()

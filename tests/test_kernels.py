@@ -202,8 +202,8 @@ def test_float32_on_cuda(layer, batch, monkeypatch):
     (x, weight, dy), want = make(layer, batch, torch.float32, device="cuda")
     x.requires_grad_()
     assert supported(x, weight, layer[2], tf32=True) and not supported(x, weight, layer[2])
-    runs, gather = [], triton_conv._images
-    monkeypatch.setattr(triton_conv, "_images", lambda *args: runs.append(args) or gather(*args))
+    runs, images = [], triton_conv._images
+    monkeypatch.setattr(triton_conv, "_images", lambda *args: runs.append(args) or images(*args))
     for allowed, most in ((True, 5e-4), (False, 1e-5)):
         monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
         y = conv3x3(x, weight, layer[2], tf32=True)

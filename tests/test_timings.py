@@ -8,8 +8,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
-def load(name):
-    return json.loads((ROOT / "benchmarks" / "results" / f"attacks-{name}.json").read_text())
+def load(name, folder="."):
+    return json.loads((ROOT / "benchmarks" / "results" / folder / f"attacks-{name}.json").read_text())
 
 
 def bim_on_an_h200():
@@ -84,6 +84,9 @@ def bim_on_a_cpu():
         yield ", ".join(medians[:-1]) + f" and {medians[-1]}% ({case})"
     themselves = [f"{100 * row['bare_over_bare']:.1f}" for row in found["bim"].values()]
     yield f"the bare passes come out at {themselves[0]} and {themselves[1]}%"
+    for over in load("cpu-bim-40-steps", "history")["over_bare, all pairs"].values():
+        median, low, high = (100 * over[key] for key in ("median", "low", "high"))
+        yield f"{median:.1f}% ({low:.1f} to {high:.1f})"
 
 
 def the_rest_on_a_cpu():
@@ -105,6 +108,11 @@ def the_rest_on_a_cpu():
     assert row["ours"]["success"] == peer["success"]
     for who in (row["ours"], peer):
         yield f"{who['mean_pixels']:.1f} pixels in the mean for both"
+    old = load("cpu-one-round", "history")
+    faster = [row["times_faster_than"]["pyautoattack"] for row in old["worst"].values()]
+    yield f"had {min(faster):.1f} to {max(faster):.1f} x for the worst case"
+    cw, jsma = old["cw"]["foolbox"]["times_ours"], old["jsma"]["torchattacks"]["times_ours"]
+    yield f"{cw:.1f} x for C&W and {jsma:.0f} x for JSMA"
 
 
 PARTS = [

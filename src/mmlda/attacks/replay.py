@@ -110,7 +110,7 @@ class _Compiled(nn.Module):
         return self._program(x)
 
 
-def compiled(model: nn.Module, *, backend: str = "inductor") -> nn.Module:
+def compiled(model: nn.Module, *, backend: str = "inductor", captured: bool = True) -> nn.Module:
     """A copy of `model` to attack, compiled by `torch.compile`: for attacks on CUDA that take long.
 
     The copy is in eval mode, its weights as they are now and without gradients of their own, its convolutions in
@@ -119,7 +119,7 @@ def compiled(model: nn.Module, *, backend: str = "inductor") -> nn.Module:
 
     It is made for these attacks, which run a step as a CUDA graph: a module with an attribute `in_cuda_graph`, as the
     convolutions of `mmlda.models` are, finds it True and may choose kernels that are slow outside one. For another
-    library's attacks set it to False in the copy's modules before the first call.
+    library's attacks say `captured=False`.
 
     >>> model = compiled(torch.nn.Linear(4, 3), backend="eager")
     >>> model(torch.zeros(2, 4)).shape, model.training
@@ -131,5 +131,5 @@ def compiled(model: nn.Module, *, backend: str = "inductor") -> nn.Module:
     twin.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     for module in twin.modules():
         if hasattr(module, "in_cuda_graph"):
-            module.in_cuda_graph = True  # type: ignore[assignment]
+            module.in_cuda_graph = captured  # type: ignore[assignment]
     return _Compiled(twin, backend).eval()
