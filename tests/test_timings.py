@@ -27,13 +27,16 @@ def bim_on_an_h200():
 
 def bim_on_other_machines():
     rows = [run["Resnet-32, cifar10-sr, batch 128"] for run in load("h200")["bim elsewhere"]]
-    assert len(rows) == 4
+    small = [run[key] for run in load("h200")["bim elsewhere"] if (key := "Resnet-32, cifar10-sr, batch 32") in run]
+    assert len(rows) == 5 and len(small) == 3
     theirs = [row["seconds"]["torchattacks"] for row in rows]
     plain = [row["times_faster_than"]["torchattacks"] for row in rows]
     fast = [row["compiled_times_faster_than"]["torchattacks"] for row in rows]
     yield f"torchattacks took {min(theirs):.2f} to {max(theirs):.2f} s and ours"
     yield f"({min(plain):.1f} x to {max(plain):.1f} x)"
     yield f"ours was {min(fast):.1f} to {max(fast):.1f} times as fast in batches of 128"
+    small = [row["times_faster_than"]["torchattacks"] for row in small]
+    yield f"in batches of 32 on three of them {min(small):.1f} x to {max(small):.1f} x ours"
 
 
 def peers_on_a_compiled_network():
@@ -55,6 +58,8 @@ def cw_on_an_h200():
         yield f"| C&W, 9 x {steps}, {row['images']} images | {ours['seconds']:.2f} s | {fast['seconds']:.2f} s |"
         yield f"| {peer['seconds']:.1f} s ({ratios}) |"
         assert ours["success"] == peer["success"] == 1 and peer["ours_mean_l2_common"] < peer["mean_l2_common"]
+    (elsewhere,) = (run["foolbox"] for run in load("h200")["cw elsewhere"])
+    yield f"foolbox took {elsewhere['seconds']:.1f} s, it was {elsewhere['times_ours']:.1f} x as fast"
 
 
 def worst_case_and_jsma_on_an_h200():
@@ -79,14 +84,17 @@ def bim_on_a_cpu():
         median, low, high = (100 * over[key] for key in ("median", "low", "high"))
         yield (f"| BIM, {row['steps']} steps, {images} digits ({case}) | {took['ours']:.3f} s | {peers} | "
                f"{median:.1f}% ({word}{low:.1f} to {high:.1f})")  # fmt: skip
-        runs = [found["bim"], *found["bim again"]]
-        medians = [f"{100 * run[f'digits, {case}']['over_bare']:.1f}" for run in runs]
-        yield ", ".join(medians[:-1]) + f" and {medians[-1]}% ({case})"
+        medians = [100 * run[f"digits, {case}"]["over_bare"] for run in (found["bim"], *found["bim again"])]
+        yield f"from {min(medians):.1f} to {max(medians):.1f}% ({case}"
+        if case == "8 x 8":
+            yield f"{over['pairs']} interleaved pairs, {row['rounds']} in each of {over['processes']} processes"
+            yield f"{sum(value > 5 for value in medians)} of {len(medians)} are above 5%"
     themselves = [f"{100 * row['bare_over_bare']:.1f}" for row in found["bim"].values()]
     yield f"the bare passes come out at {themselves[0]} and {themselves[1]}%"
-    for over in load("cpu-bim-40-steps", "history")["over_bare, all pairs"].values():
-        median, low, high = (100 * over[key] for key in ("median", "low", "high"))
-        yield f"{median:.1f}% ({low:.1f} to {high:.1f})"
+    for name, processes in (("cpu-bim-8-processes", "eight processes"), ("cpu-bim-40-steps", "four over 40 steps")):
+        digits, larger = (100 * over["median"] for over in load(name, "history")["over_bare, all pairs"].values())
+        yield f"{digits:.1f} and {larger:.1f}% (`history/attacks-{name}.json`)"
+        yield processes
 
 
 def the_rest_on_a_cpu():
