@@ -8,9 +8,10 @@ margin loss. There the robust accuracy is what must not be higher.
     python benchmarks/attacks.py --device cpu --only bim --again 23 --out benchmarks/results/attacks-cpu-bim.json
     python benchmarks/attacks.py --device cuda --model cifar10-sr --images cifar10.safetensors --out ...
 
-bim      BIM and PGD beside the bare forward and backward passes, torchattacks and foolbox; on CUDA at several batch
-         sizes, and with the network compiled (`mmlda.attacks.compiled`, the compilation itself not counted; for the
-         peers with cuDNN's convolutions alone, since ours are slow outside a CUDA graph)
+bim      BIM, or with --attack pgd PGD, which starts at a random point, beside the bare forward and backward passes,
+         torchattacks and foolbox; on CUDA at several batch sizes, and with the network compiled
+         (`mmlda.attacks.compiled`, the compilation itself not counted; for the peers with cuDNN's convolutions alone,
+         since ours are slow outside a CUDA graph)
 worst    the worst case beside AutoAttack (pyautoattack): seconds and robust accuracy
 cw       Carlini and Wagner beside foolbox        (benchmarks/attacks_cw_jsma.py)
 jsma     JSMA beside torchattacks                 (benchmarks/attacks_cw_jsma.py)
@@ -46,7 +47,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import mmlda
-from mmlda.attacks import APGD, BIM, FAB, PGD, Square, WorstCase
+from mmlda.attacks import APGD, BIM, FAB, JSMA, PGD, CarliniWagner, Square, WorstCase
 from mmlda.results import code_version
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "tests")]
@@ -154,7 +155,8 @@ def bim_case(
 ) -> dict:  # fmt: skip
     """Everyone on `model`; ours, and one peer, also on `fast`, which is `model` compiled, for us and for the peer."""
     steps, a, cuda = args.steps, eps / args.steps, args.device == "cuda"
-    attack = BIM(eps=eps, steps=steps, batch_size=size)
+    start = args.attack == "pgd"  # at random
+    attack = (PGD if start else BIM)(eps=eps, steps=steps, step_size=a, batch_size=size)
     batches = list(zip(x.split(size), y.split(size)))
 
     def bare(xs: Tensor, ys: Tensor) -> None:
@@ -167,12 +169,12 @@ def bim_case(
         import torchattacks
 
         for name, net in {"torchattacks": model, **({"torchattacks, compiled": fast[1]} if fast else {})}.items():
-            each[name] = torchattacks.PGD(net, eps=eps, alpha=a, steps=steps, random_start=False)
+            each[name] = torchattacks.PGD(net, eps=eps, alpha=a, steps=steps, random_start=start)
     if not args.alone and installed("foolbox"):
         import foolbox
 
         there = foolbox.PyTorchModel(model, bounds=(0, 1), device=args.device)
-        box = foolbox.attacks.LinfPGD(abs_stepsize=a, steps=steps, random_start=False)
+        box = foolbox.attacks.LinfPGD(abs_stepsize=a, steps=steps, random_start=start)
         each["foolbox"] = lambda xs, ys: box(there, xs, ys, epsilons=eps)
 
     def in_turn(run: Callable[[Tensor, Tensor], object]) -> Callable[[], object]:
@@ -217,7 +219,7 @@ def bench_bim(args: argparse.Namespace) -> dict:
             name, n = (case, size) if args.device == "cpu" else (f"{case}, batch {size}", min(len(x), 4 * size))
             n -= n % size if n > size else 0  # whole batches: ours fills up the last one
             out[name] = row = bim_case(model, fast, x[:n], y[:n], eps, size, args)
-            print(f"bim, {name}: {row['images']} images in batches of {row['batch']}, {row['steps']} steps")
+            print(f"{args.attack}, {name}: {row['images']} images in batches of {row['batch']}, {row['steps']} steps")
             for who, seconds in row["seconds"].items():
                 faster = [row[key].get(who, 1.0) for key in row if key.endswith("times_faster_than")]
                 print(f"  {who:22s} {seconds:9.4f} s   " + "".join(f"{f:6.2f} x ours " for f in faster))
@@ -299,6 +301,8 @@ def bench_scaling(args: argparse.Namespace) -> dict:
         "APGD": lambda: APGD(eps=1e-6, steps=20),
         "FAB": lambda: FAB(eps=0.0, targets=1, steps=20),
         "Square": lambda: Square(eps=1e-6, queries=20),
+        "JSMA": lambda: JSMA(eps=1e-6, steps=20),
+        "C&W": lambda: CarliniWagner(search_steps=1, steps=20, abort=False),
     }
     out: dict = {}
     for what, values in grow.items():
@@ -314,7 +318,7 @@ def bench_scaling(args: argparse.Namespace) -> dict:
             times = rounds(runs, 2 if args.device == "cuda" else 3, args.device)
             row = {name: 1000 * statistics.median(column) / 20 for name, column in times.items()}
             out.setdefault(what, []).append(shape | {"milliseconds_a_step": row})
-            cells = "  ".join(f"{name} {ms:7.3f}" for name, ms in row.items())
+            cells = "  ".join(f"{name} {ms:.3f}" for name, ms in row.items())
             print(f"scaling, {what} {value:5d}: ms a step  {cells}")
     return out
 
@@ -331,6 +335,7 @@ def main() -> None:
     parser.add_argument("--batches", default="32,128,1000", help="CUDA: images at a time, BIM; 4 batches of each")
     parser.add_argument("--worst-batch", type=int, default=1024, help="CUDA: images at a time, worst case")
     parser.add_argument("--eps", type=float, default=2 / 255, help="CUDA: the radius")
+    parser.add_argument("--attack", default="bim", choices=("bim", "pgd"), help="that the part bim times")
     parser.add_argument("--steps", type=int, default=100, help="of BIM")
     parser.add_argument("--pairs", type=int, default=30, help="rounds of BIM")
     parser.add_argument("--again", type=int, default=0, help="more processes for BIM and the bare passes alone")
@@ -378,7 +383,7 @@ def again(args: argparse.Namespace, seed: int) -> dict:
     """BIM and the bare passes in a process of their own, with another seed."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "bim.json"
-        same = [f"--{key}={getattr(args, key)}" for key in ("device", "steps", "pairs")]
+        same = [f"--{key}={getattr(args, key)}" for key in ("device", "attack", "steps", "pairs")]
         same += [f"--threads={args.threads}"] if args.threads else []
         what = ["--only=bim", "--alone", f"--out={out}", f"--seed={seed}"]
         subprocess.run([sys.executable, __file__, *what, *same], check=True)
