@@ -4,8 +4,9 @@ The budget is the same too, except for the worst case, which is given as it come
 ("standard"): ours takes 20 steps of FAB and 1,000 queries of Square where AutoAttack takes 100 and 5,000, and adds a
 margin loss. There the robust accuracy is what must not be higher.
 
-    python benchmarks/attacks.py --device cpu --only worst,cw,jsma,scaling --out benchmarks/results/attacks-cpu.json
-    python benchmarks/attacks.py --device cpu --only bim --again 23 --out benchmarks/results/attacks-cpu-bim.json
+    python benchmarks/attacks.py --device cpu --only worst,cw,jsma,scaling --worst-rounds 3 --out ...-cpu.json
+    python benchmarks/attacks.py --device cpu --only bim --again 23 --out ...-cpu-bim.json
+    python benchmarks/attacks.py --device cpu --only bim --attack pgd --alone --again 7 --out ...-cpu-pgd.json
     python benchmarks/attacks.py --device cuda --model cifar10-sr --images cifar10.safetensors --out ...
 
 bim      BIM, or with --attack pgd PGD, which starts at a random point, beside the bare forward and backward passes,

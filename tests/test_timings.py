@@ -1,6 +1,7 @@
 """The timings in docs/attacks.md are those that the benchmark's committed files hold."""
 
 import json
+import statistics
 from pathlib import Path
 
 import pytest
@@ -12,42 +13,56 @@ def load(name, folder="."):
     return json.loads((ROOT / "benchmarks" / "results" / folder / f"attacks-{name}.json").read_text())
 
 
-def bim_on_an_h200():
-    for size, images in (
-        (32, "128 images in batches of 32"), (128, "512 images in batches of 128"), (1000, "1,000 images in one batch")
-    ):  # fmt: skip
-        row = load("h200")["bim"][f"Resnet-32, cifar10-sr, batch {size}"]
-        seconds, cells = row["seconds"], []
-        for peer in ("torchattacks", "foolbox"):
-            plain, fast = row["times_faster_than"][peer], row["compiled_times_faster_than"][peer]
-            cells.append(f"{seconds[peer]:.2f} s ({plain:.1f} x, **{fast:.1f} x**)")
-        ours = f"{seconds['ours']:.3f} s | {seconds['ours, compiled']:.3f} s"
-        yield f"| BIM, {row['steps']} steps, {images} | {ours} | {cells[0]} | {cells[1]} |"
+def one_size(part, size):
+    return part[f"Resnet-32, cifar10-sr, batch {size}"]
+
+
+def span(values, unit=" x"):
+    return f"{min(values):.1f}{unit} to {max(values):.1f}{unit}"
+
+
+def bim_and_pgd_on_an_h200():
+    sizes = ((32, "128 images in batches of 32"), (128, "512 images in batches of 128"))
+    for part in ("bim", "pgd"):
+        for size, images in (*sizes, (1000, "1,000 images in one batch")):
+            row = one_size(load("h200")[part], size)
+            seconds, cells = row["seconds"], []
+            for peer in ("torchattacks", "foolbox"):
+                plain, fast = row["times_faster_than"][peer], row["compiled_times_faster_than"][peer]
+                cells.append(f"{seconds[peer]:.2f} s ({plain:.1f} x, **{fast:.1f} x**)")
+            ours = f"{seconds['ours']:.3f} s | {seconds['ours, compiled']:.3f} s"
+            yield f"| {part.upper()}, {row['steps']} steps, {images} | {ours} | {cells[0]} | {cells[1]} |"
 
 
 def bim_on_other_machines():
-    rows = [run["Resnet-32, cifar10-sr, batch 128"] for run in load("h200")["bim elsewhere"]]
-    small = [run[key] for run in load("h200")["bim elsewhere"] if (key := "Resnet-32, cifar10-sr, batch 32") in run]
+    runs = load("h200")["bim elsewhere"]
+    rows = [one_size(run, 128) for run in runs]
+    small = [run[key]["times_faster_than"] for run in runs if (key := "Resnet-32, cifar10-sr, batch 32") in run]
+    theirs, ours = ([row["seconds"][who] for row in rows] for who in ("torchattacks", "ours"))
+    plain, box = ([row["times_faster_than"][who] for row in rows] for who in ("torchattacks", "foolbox"))
     assert len(rows) == 5 and len(small) == 3
-    theirs = [row["seconds"]["torchattacks"] for row in rows]
-    plain = [row["times_faster_than"]["torchattacks"] for row in rows]
-    fast = [row["compiled_times_faster_than"]["torchattacks"] for row in rows]
-    yield f"torchattacks took {min(theirs):.2f} to {max(theirs):.2f} s and ours"
-    yield f"({min(plain):.1f} x to {max(plain):.1f} x)"
-    yield f"ours was {min(fast):.1f} to {max(fast):.1f} times as fast in batches of 128"
-    small = [row["times_faster_than"]["torchattacks"] for row in small]
-    yield f"in batches of 32 on three of them {min(small):.1f} x to {max(small):.1f} x ours"
+    yield f"torchattacks took {min(theirs):.2f} to {max(theirs):.2f} s and our BIM {min(ours):.2f} to {max(ours):.2f} s"
+    yield f"({span(plain)}; foolbox {span(box)})"
+    yield f"in batches of 32, in three of them, {span([row['torchattacks'] for row in small])}"
+    before = [run for run in runs if "before the package's own" in run["note"]]
+    (after,) = (run for run in runs if run not in before)
+    fast = [one_size(run, 128)["compiled_times_faster_than"]["torchattacks"] for run in (*before, after)]
+    yield f"compiled was {span(fast[:4], '')} times as fast as torchattacks"
+    yield f"in the four runs before the package's own programs, and {fast[4]:.1f} times"
 
 
 def peers_on_a_compiled_network():
     found = load("h200")
-    rows = [found["bim"][f"Resnet-32, cifar10-sr, batch {size}"] for size in (32, 128, 1000)]
+    rows = [one_size(found["bim"], size) for size in (32, 128, 1000)]
     took = ["{:.2f}".format(row["seconds"]["torchattacks, compiled"]) for row in rows]
-    faster = ["{:.1f} x".format(row["compiled_times_faster_than"]["torchattacks, compiled"]) for row in rows]
-    yield f"{took[0]}, {took[1]} and {took[2]} s, that is {faster[0]}, {faster[1]} and {faster[2]} ours"
-    short, long = (found[part]["foolbox, compiled"] for part in ("cw_short", "cw"))
-    yield f"foolbox's C&W {short['seconds']:.1f} and {long['seconds']:.1f} s"
-    yield f"{short['times_ours_compiled']:.1f} x and {long['times_ours_compiled']:.1f} x ours"
+    yield f"took {took[0]}, {took[1]} and {took[2]} s in batches of 32, 128 and 1,000"
+    for key, who in (("times_faster_than", "our BIM as it comes"), ("compiled_times_faster_than", "ours compiled")):
+        faster = ["{:.1f} x".format(row[key]["torchattacks, compiled"]) for row in rows]
+        yield f"{faster[0]}, {faster[1]} and {faster[2]} {who}"
+    runs = [run["foolbox, compiled"] for run in (found["cw"], found["cw_short"], *found["cw elsewhere"])]
+    assert len(runs) == 5
+    yield f"{span([run['times_ours'] for run in runs])} ours as it comes"
+    yield f"{span([run['times_ours_compiled'] for run in runs])} ours compiled"
 
 
 def cw_on_an_h200():
@@ -58,8 +73,12 @@ def cw_on_an_h200():
         yield f"| C&W, 9 x {steps}, {row['images']} images | {ours['seconds']:.2f} s | {fast['seconds']:.2f} s |"
         yield f"| {peer['seconds']:.1f} s ({ratios}) |"
         assert ours["success"] == peer["success"] == 1 and peer["ours_mean_l2_common"] < peer["mean_l2_common"]
-    (elsewhere,) = (run["foolbox"] for run in load("h200")["cw elsewhere"])
-    yield f"foolbox took {elsewhere['seconds']:.1f} s, it was {elsewhere['times_ours']:.1f} x as fast"
+    elsewhere = {steps: [] for steps in (300, 1000)}
+    for run in load("h200")["cw elsewhere"]:
+        elsewhere[run["steps"]].append(f"{run['foolbox']['times_ours']:.1f}")
+    (short,), (one, other) = elsewhere.values()
+    yield f"C&W at 9 x 1,000 was {one} and {other} x as fast as foolbox's in two others"
+    yield f"at 9 x 300 {short} x in another"
 
 
 def worst_case_and_jsma_on_an_h200():
@@ -75,26 +94,33 @@ def worst_case_and_jsma_on_an_h200():
     yield f"1,000 images in one go took {many['seconds']:.1f} s and {many['reserved_gib']:.1f} GiB"
 
 
-def bim_on_a_cpu():
-    found = load("cpu-bim")
+def bim_and_pgd_on_a_cpu():
+    found, first = load("cpu-bim"), load("cpu-pgd")
     for case, images, word in (("8 x 8", 512, "95% interval "), ("28 x 28", 128, "")):
-        row, over = found["bim"][f"digits, {case}"], found["over_bare, all pairs"][f"digits, {case}"]
+        name = f"digits, {case}"
+        row, over = found["bim"][name], found["over_bare, all pairs"][name]
         took = row["seconds"]
         peers = f"{took['torchattacks']:.3f} torchattacks, {took['foolbox']:.3f} foolbox"
+        runs = [run[name]["over_bare, pairs"]["seconds"] for run in (found["bim"], *found["bim again"])]
+        medians = [100 * statistics.median(o / b - 1 for o, b in zip(*run)) for run in runs]
         median, low, high = (100 * over[key] for key in ("median", "low", "high"))
+        assert median == pytest.approx(100 * statistics.median(o / b - 1 for run in runs for o, b in zip(*run)))
         yield (f"| BIM, {row['steps']} steps, {images} digits ({case}) | {took['ours']:.3f} s | {peers} | "
                f"{median:.1f}% ({word}{low:.1f} to {high:.1f})")  # fmt: skip
-        medians = [100 * run[f"digits, {case}"]["over_bare"] for run in (found["bim"], *found["bim again"])]
         yield f"from {min(medians):.1f} to {max(medians):.1f}% ({case}"
         if case == "8 x 8":
             yield f"{over['pairs']} interleaved pairs, {row['rounds']} in each of {over['processes']} processes"
             yield f"{sum(value > 5 for value in medians)} of {len(medians)} are above 5%"
+        yield f"{row['times_faster_than']['torchattacks']:.2f} x"
+        over = first["over_bare, all pairs"][name]
+        yield "{:.1f}% ({:.1f} to {:.1f})".format(*(100 * over[key] for key in ("median", "low", "high")))
+        yield f"over the bare passes, in {over['processes']} processes"
     themselves = [f"{100 * row['bare_over_bare']:.1f}" for row in found["bim"].values()]
-    yield f"the bare passes come out at {themselves[0]} and {themselves[1]}%"
-    for name, processes in (("cpu-bim-8-processes", "eight processes"), ("cpu-bim-40-steps", "four over 40 steps")):
+    yield f"the bare passes against themselves came out at {themselves[0]} and {themselves[1]}%"
+    earlier = {"cpu-bim-8-processes": "in eight processes", "cpu-bim-40-steps": "in four over 40 steps"}
+    for name, processes in earlier.items():
         digits, larger = (100 * over["median"] for over in load(name, "history")["over_bare, all pairs"].values())
-        yield f"{digits:.1f} and {larger:.1f}% (`history/attacks-{name}.json`)"
-        yield processes
+        yield f"{digits:.1f} and {larger:.1f}% {processes}"
 
 
 def the_rest_on_a_cpu():
@@ -110,22 +136,23 @@ def the_rest_on_a_cpu():
     peers = f"{peer['seconds']:.1f} foolbox ({slow:.1f} without its abort)"
     l2 = f"mean L2 {peer['ours_mean_l2_common']:.4f} and {peer['mean_l2_common']:.4f}"
     yield f"| {row['ours']['seconds']:.1f} s | {peers} | {peer['times_ours']:.1f} x, success 100% for both, {l2} |"
+    yield f"it took {row['iterations_an_image']:,.0f} of at most 9,000 iterations an image"
     row = found["jsma"]
-    peer = row["torchattacks"]
-    yield f"| {row['ours']['seconds']:.2f} s | {peer['seconds']:.1f} torchattacks | {peer['times_ours']:.0f} x"
+    peer, share = row["torchattacks"], 100 * row["ours"]["success"]
     assert row["ours"]["success"] == peer["success"]
-    for who in (row["ours"], peer):
-        yield f"{who['mean_pixels']:.1f} pixels in the mean for both"
-    old = load("cpu-one-round", "history")
-    faster = [row["times_faster_than"]["pyautoattack"] for row in old["worst"].values()]
-    yield f"had {min(faster):.1f} to {max(faster):.1f} x for the worst case"
-    cw, jsma = old["cw"]["foolbox"]["times_ours"], old["jsma"]["torchattacks"]["times_ours"]
-    yield f"{cw:.1f} x for C&W and {jsma:.0f} x for JSMA"
+    pixels = f"{row['ours']['mean_pixels']:.2f} and {peer['mean_pixels']:.2f} pixels in the mean"
+    yield f"| {row['ours']['seconds']:.2f} s | {peer['seconds']:.1f} torchattacks | {peer['times_ours']:.0f} x"
+    yield f"success {share:.0f}% for both, {pixels} |"
+    for name in ("cpu-one-round", "cpu-noisy"):
+        old = load(name, "history")
+        faster = [row["times_faster_than"]["pyautoattack"] for row in old["worst"].values()]
+        cw, jsma = old["cw"]["foolbox"]["times_ours"], old["jsma"]["torchattacks"]["times_ours"]
+        yield f"{span(faster, '')} x, {cw:.1f} x and {jsma:.0f} x (`history/attacks-{name}.json`)"
 
 
 PARTS = [
-    bim_on_an_h200, bim_on_other_machines, peers_on_a_compiled_network, cw_on_an_h200, worst_case_and_jsma_on_an_h200,
-    bim_on_a_cpu, the_rest_on_a_cpu,
+    bim_and_pgd_on_an_h200, bim_on_other_machines, peers_on_a_compiled_network, cw_on_an_h200,
+    worst_case_and_jsma_on_an_h200, bim_and_pgd_on_a_cpu, the_rest_on_a_cpu,
 ]  # fmt: skip
 
 
