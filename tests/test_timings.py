@@ -95,7 +95,7 @@ def worst_case_and_jsma_on_an_h200():
 
 
 def bim_and_pgd_on_a_cpu():
-    found, first = load("cpu-bim"), load("cpu-pgd")
+    found, pgd = load("cpu-bim"), load("cpu-pgd")
     for case, images, word in (("8 x 8", 512, "95% interval "), ("28 x 28", 128, "")):
         name = f"digits, {case}"
         row, over = found["bim"][name], found["over_bare, all pairs"][name]
@@ -112,7 +112,7 @@ def bim_and_pgd_on_a_cpu():
             yield f"{over['pairs']} interleaved pairs, {row['rounds']} in each of {over['processes']} processes"
             yield f"{sum(value > 5 for value in medians)} of {len(medians)} are above 5%"
         yield f"{row['times_faster_than']['torchattacks']:.2f} x"
-        over = first["over_bare, all pairs"][name]
+        over = pgd["over_bare, all pairs"][name]
         yield "{:.1f}% ({:.1f} to {:.1f})".format(*(100 * over[key] for key in ("median", "low", "high")))
         yield f"over the bare passes, in {over['processes']} processes"
     themselves = [f"{100 * row['bare_over_bare']:.1f}" for row in found["bim"].values()]
@@ -154,6 +154,18 @@ PARTS = [
     bim_and_pgd_on_an_h200, bim_on_other_machines, peers_on_a_compiled_network, cw_on_an_h200,
     worst_case_and_jsma_on_an_h200, bim_and_pgd_on_a_cpu, the_rest_on_a_cpu,
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["cpu-bim", "cpu-pgd"])
+def test_intervals_come_from_the_pairs(name, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from attacks import pooled
+
+    found = load(name)
+    again = pooled([found["bim"], *found["bim again"]])
+    for case, over in found["over_bare, all pairs"].items():
+        assert again[case] == pytest.approx(over) and over["low"] < over["median"] < over["high"]
+        assert found["settings"]["attack" if name == "cpu-pgd" else "only"] == name.removeprefix("cpu-")
 
 
 @pytest.mark.parametrize("part", PARTS)
