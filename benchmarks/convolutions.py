@@ -9,7 +9,7 @@ weights, rounded inside), and of every way to cut ours up that is worth trying (
 are medians over replays of a CUDA graph of many calls, so that no launch waits for Python. The data stay in the L2
 cache for both sides, as they do in a training step. An attack has no weight gradients.
 
-The best cuts found belong in the tables of `mmlda.triton_conv`.
+The best cuts found belong in the tables of `mmlda.models.triton_conv`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import mmlda
-from mmlda import triton_conv
-from mmlda.triton_conv import Gather, Split
+from mmlda.models import triton_conv
+from mmlda.models.triton_conv import Gather, Split
 
 # how many in the network, inputs, outputs, stride, height = width of the input
 LAYERS = [(10, 16, 16, 1, 32), (1, 16, 32, 2, 32), (9, 32, 32, 1, 16), (1, 32, 64, 2, 16), (9, 64, 64, 1, 8)]

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import mmlda
-from mmlda.head import MaxMahalanobisHead
+from mmlda.models.heads import MaxMahalanobisHead
 
 SHAPES = [(10, 64), (10, 2048), (1000, 64), (1000, 2048)]  # (L, p)
 BATCH = 128

@@ -16,8 +16,8 @@ import dataclasses
 import json
 from pathlib import Path
 
-from mmlda.recipes import RECIPES, network
-from mmlda.sweeps import Job, sweep
+from mmlda.training.recipes import RECIPES, network
+from mmlda.training.sweeps import Job, sweep
 
 PAPER = {"mnist-sr": 0.38, "mnist-mmlda": 0.35, "cifar10-sr": 7.13, "cifar10-mmlda": 8.04}  # Table 1, test error (%)
 

@@ -28,8 +28,8 @@ from torch.utils.data import DataLoader, Dataset
 import mmlda
 from mmlda.data import ImageData
 from mmlda.models import build
-from mmlda.recipes import RECIPES, Recipe, network
 from mmlda.training import Options, Run, sitting
+from mmlda.training.recipes import RECIPES, Recipe, network
 
 
 class Images(Dataset):

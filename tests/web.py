@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 
-from mmlda.download import File
+from mmlda.data.download import File
 
 BODY = np.random.default_rng(2).bytes(700_001)
 

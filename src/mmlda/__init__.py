@@ -13,26 +13,40 @@
 torch.Size([360, 1, 8, 8])
 """
 
+import sys as _sys
+
 # The names users see, in the order in which data flows through them.
-from mmlda import attacks, data, models, recipes, theory
+from mmlda import attacks, data, models, theory
 from mmlda._version import __version__
-from mmlda.distribution import MaxMahalanobisDistribution
+from mmlda.audit import audit
+from mmlda.data import ImageData
 from mmlda.evaluation import accuracy, evaluate
-from mmlda.head import MaxMahalanobisHead, SoftmaxHead, latent_fit
-from mmlda.masking import audit
-from mmlda.means import cosine_bound, generate_opt_means, max_cosine, separated_means
-from mmlda.models import Classifier, swap_head
-from mmlda.recipes import RECIPES, Recipe
-from mmlda.sweeps import cross_validate, fit_many, sweep
-from mmlda.training import Run, fit
+from mmlda.models import Classifier, MaxMahalanobisHead, SoftmaxHead, swap_head
+from mmlda.paper.verification import verify
+from mmlda.results import Result
+from mmlda.theory import (
+    MaxMahalanobisDistribution,
+    cosine_bound,
+    generate_opt_means,
+    latent_fit,
+    max_cosine,
+    separated_means,
+)
+from mmlda.training import RECIPES, Adversary, Job, Recipe, Run, cross_validate, fit, fit_many, recipes, sweep
 from mmlda.zoo import load
+
+_sys.modules["mmlda.recipes"] = recipes  # so that `from mmlda.recipes import sat` works too
 
 __all__ = [
     "RECIPES",
+    "Adversary",
     "Classifier",
+    "ImageData",
+    "Job",
     "MaxMahalanobisDistribution",
     "MaxMahalanobisHead",
     "Recipe",
+    "Result",
     "Run",
     "SoftmaxHead",
     "__version__",
@@ -55,4 +69,5 @@ __all__ = [
     "swap_head",
     "sweep",
     "theory",
+    "verify",
 ]

@@ -16,9 +16,9 @@ __all__ = ["app", "judging", "main", "networks", "tools"]
 
 def main() -> None:
     """Run the command line; one line instead of a traceback for what is the user's to mend."""
-    from mmlda.download import FetchError
-    from mmlda.sweeps import JobsFailed
+    from mmlda.data.download import FetchError
     from mmlda.training import Diverged
+    from mmlda.training.sweeps import JobsFailed
 
     try:
         sys.exit(app(standalone_mode=False) or 0)  # what a command's typer.Exit asked for

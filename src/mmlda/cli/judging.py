@@ -30,7 +30,7 @@ def attack(
 ) -> None:
     """Attack a network on test images: accuracy, distances, and a picture."""
     import mmlda
-    from mmlda.outcomes import attack_images
+    from mmlda.evaluation.robustness import attack_images
 
     values = settings(set_ or [], "--set")
     if eps is not None and "eps" in values:
@@ -115,7 +115,7 @@ def audit(
 ) -> None:
     """Is the robustness real? A verdict in plain words (real, none, masked, mixed) with its evidence."""
     import mmlda
-    from mmlda import masking
+    from mmlda.audit import verdict as masking
 
     place = pick(device)
     net, test = mmlda.load(model, device=place), mmlda.data.load(data, root)[1]
@@ -161,7 +161,7 @@ def reproduce(
 ) -> None:
     """A table or figure of the paper, every number beside the paper's; or check a number with --verify."""
     if verify is not None:
-        from mmlda.verification import verify as check
+        from mmlda.paper.verification import verify as check
 
         found = check(verify, n=200 if n is None else n, network=network, root=root, device=pick(device))
         told = {"agrees": found.agrees, "result": str(verify), "claimed": found.result.value}

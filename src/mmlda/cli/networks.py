@@ -21,7 +21,7 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """The embedded digits: train softmax and MM-LDA, attack, audit, and write report.html; under two minutes."""
-    from mmlda import demo as module
+    from mmlda.paper import demo as module
 
     page, found = module.demo(out, show=not as_json)
     if as_json:
@@ -80,7 +80,7 @@ def train(
     import torch.distributed as dist
 
     import mmlda
-    from mmlda.recipes import RECIPES, Adversary, Recipe, network
+    from mmlda.training.recipes import RECIPES, Adversary, Recipe, network
 
     place = pick(device)
     if "WORLD_SIZE" in os.environ:

@@ -39,7 +39,7 @@ def theory(
         "soft_target_gap": mmlda.theory.soft_target_gap(classes, C),
     }
     if plot is not None:
-        from mmlda.pictures import theory_curves
+        from mmlda.evaluation.pictures import theory_curves
 
         theory_curves(plot, classes, C)
     if as_json:
@@ -67,7 +67,7 @@ def means(
     kind = "simplex" if classes <= dim + 1 else "pairs" if classes <= 2 * dim else "optimised"
     values = {"kind": kind, "max_cosine": mmlda.max_cosine(mu), "bound": mmlda.cosine_bound(classes, dim)}
     if plot is not None:
-        from mmlda.pictures import means_picture
+        from mmlda.evaluation.pictures import means_picture
 
         means_picture(plot, mu)
     if as_json:
@@ -82,7 +82,7 @@ def means(
 @data_app.command("list", epilog="Example: mmlda data list --root ~/datasets")
 def data_list(root: Root = None, as_json: Json = False) -> None:
     """The datasets known by name, and whether they are here."""
-    from mmlda import fetch
+    from mmlda.data import fetch
 
     entries = fetch.available(root)
     if as_json:
@@ -102,8 +102,8 @@ def data_fetch(
     as_json: Json = False,
 ) -> None:
     """Download a dataset, or what is missing of it; checked by content, whole or not at all."""
-    from mmlda import fetch
-    from mmlda.progress import progress
+    from mmlda._utils.progress import progress
+    from mmlda.data import fetch
 
     size = sum(entry.download for entry in fetch.available(root) if entry.name == name)
     with progress(f"fetching {name}", size // 10**6, unit="MB", every=5.0) as report:
@@ -120,7 +120,7 @@ def data_check(
     name: Annotated[str, typer.Argument(help="A dataset's name.")], root: Root = None, as_json: Json = False
 ) -> None:
     """Whether a dataset is, image for image, the published one."""
-    from mmlda import fetch
+    from mmlda.data import fetch
 
     found = fetch.check(name, root)
     if as_json:

@@ -11,15 +11,14 @@ from collections.abc import Callable
 
 import torch
 
-from mmlda import checkpoints
-from mmlda.files import write_json
+from mmlda._utils.files import write_json
 from mmlda.paper.biased import fig3, fig3_control
 from mmlda.paper.figures import fig2, fig4, fig5, latent, theory_figure
 from mmlda.paper.hardened import hardened
 from mmlda.paper.setup import Setup
 from mmlda.paper.suspects import suspects
 from mmlda.paper.tables import audits, robust, table1, table2, table3, tuned_cells, worst_case
-from mmlda.results import Result
+from mmlda.results import Result, versions
 
 __all__ = ["PARTS", "Setup", "audits", "fig2", "fig3", "fig3_control", "fig4", "fig5", "hardened", "latent",
            "reproduce", "robust", "suspects", "table1", "table2", "table3", "theory_figure", "times",
@@ -73,7 +72,7 @@ def times(setup: Setup) -> dict[str, dict[str, float]]:
 
 
 def _clock(setup: Setup, part: str, seconds: float) -> None:
-    found, device = times(setup), checkpoints.versions(torch.device(setup.device))["device"]
+    found, device = times(setup), versions(torch.device(setup.device))["device"]
     of = found.setdefault(device, {})
     of[part] = of.get(part, 0.0) + seconds
     setup.work.mkdir(parents=True, exist_ok=True)

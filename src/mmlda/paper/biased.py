@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from mmlda import data as datasets
-from mmlda.checkpoints import packed
-from mmlda.outcomes import predictions
-from mmlda.outcomes import provenance as traced
+from mmlda._utils.tensors import packed
+from mmlda.evaluation.robustness import predictions
+from mmlda.evaluation.robustness import provenance as traced
 from mmlda.paper.setup import Setup, claim, number, slug, train, trained
-from mmlda.recipes import network
 from mmlda.results import Result, wilson
-from mmlda.sweeps import Job
+from mmlda.training.recipes import network
+from mmlda.training.sweeps import Job
 
 __all__ = ["CONTROL", "MODELS", "fig3", "fig3_control", "paired"]
 

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from mmlda import theory
-from mmlda.checkpoints import packed
+from mmlda._utils.tensors import packed
 from mmlda.data import ImageData, fold_rows
-from mmlda.means import generate_opt_means
-from mmlda.outcomes import adversarial_images, predictions
-from mmlda.outcomes import provenance as traced
+from mmlda.evaluation.robustness import adversarial_images, predictions
+from mmlda.evaluation.robustness import provenance as traced
 from mmlda.paper.setup import (
     MOST,
     Net,
@@ -35,9 +34,10 @@ from mmlda.paper.setup import (
     variant,
 )
 from mmlda.paper.tables import carlini, kept
-from mmlda.recipes import network
 from mmlda.results import Result, wilson
-from mmlda.sweeps import fold_jobs
+from mmlda.theory.means import generate_opt_means
+from mmlda.training.recipes import network
+from mmlda.training.sweeps import fold_jobs
 
 __all__ = ["fig2", "fig4", "fig5", "latent", "semantic", "theory_figure"]
 

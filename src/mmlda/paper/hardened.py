@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from mmlda.paper.setup import Setup, networks, recipe_name
 from mmlda.paper.tables import audited, under_worst_case
-from mmlda.recipes import RECIPES
 from mmlda.results import Result
+from mmlda.training.recipes import RECIPES
 
 __all__ = ["HARDENED", "hardened"]
 

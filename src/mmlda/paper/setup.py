@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from mmlda import checkpoints, zoo
 from mmlda import data as datasets
+from mmlda import zoo
 from mmlda.attacks import Attack, CarliniWagner
 from mmlda.data import ImageData
+from mmlda.evaluation.robustness import attack_images
 from mmlda.models import Classifier, build
-from mmlda.outcomes import attack_images
 from mmlda.paper import numbers
-from mmlda.recipes import RECIPES, Recipe, hat, network, sat
-from mmlda.results import Result, code_version
-from mmlda.sweeps import Job, fit_many, in_hand, sweep
+from mmlda.results import Result, code_version, versions
+from mmlda.training.recipes import RECIPES, Recipe, hat, network, sat
+from mmlda.training.sweeps import Job, fit_many, in_hand, sweep
 
 __all__ = ["Net", "Setup", "attacked", "beside", "claim", "networks", "number", "slug", "train", "trained", "tuned",
            "variant"]  # fmt: skip
@@ -262,5 +262,5 @@ def claim(
 
 
 def provenance(setup: Setup) -> dict[str, Any]:
-    versions = checkpoints.versions(torch.device(setup.device))
-    return {"device": versions["device"], "versions": versions, "commit": code_version()}
+    found = versions(torch.device(setup.device))
+    return {"device": found["device"], "versions": found, "commit": code_version()}

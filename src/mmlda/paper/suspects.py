@@ -16,17 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from mmlda import attacks
-from mmlda.checkpoints import packed
+from mmlda._utils.tensors import packed
+from mmlda.audit.verdict import default_eps
 from mmlda.data import ImageData
-from mmlda.masking import default_eps
-from mmlda.outcomes import describe_attack
-from mmlda.outcomes import provenance as traced
+from mmlda.evaluation.robustness import describe_attack
+from mmlda.evaluation.robustness import provenance as traced
 from mmlda.paper import numbers
 from mmlda.paper.setup import MOST, Net, Setup, claim, networks, number, plain_rows, slug, train, trained
 from mmlda.paper.tables import audited, kept
-from mmlda.recipes import network
 from mmlda.results import Result, wilson
-from mmlda.sweeps import Job
+from mmlda.training.recipes import network
+from mmlda.training.sweeps import Job
 
 __all__ = ["VARIANTS", "VIEWS", "suspects", "verdict"]
 

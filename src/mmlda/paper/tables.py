@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load
 
 from mmlda import attacks
-from mmlda.checkpoints import packed
+from mmlda._utils.tensors import packed
+from mmlda.audit.verdict import audit, default_eps
 from mmlda.evaluation import shares
-from mmlda.masking import audit, default_eps
-from mmlda.outcomes import predictions
-from mmlda.outcomes import provenance as traced
+from mmlda.evaluation.robustness import predictions
+from mmlda.evaluation.robustness import provenance as traced
 from mmlda.paper import numbers
 from mmlda.paper.setup import (
     MOST,

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mmlda.files import write_whole
+from mmlda._utils.files import write_whole
 from mmlda.report import figures, gallery, summary, tables
 from mmlda.report.entries import Entry, counted, fixed, grouped, notes_of, number, of_kind
 from mmlda.results import Result, result_files

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from mmlda import checkpoints
 from mmlda.models import build
+from mmlda.training import checkpoints
 
 __all__ = ["about", "load", "names"]
 

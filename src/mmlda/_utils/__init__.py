@@ -1,0 +1,1 @@
+"""What several packages share: argument checks, whole files, tensors as files, progress."""

@@ -1,0 +1,36 @@
+"""Datasets as tensors.
+
+A dataset is two tensors and the names of its classes, small enough to live on the device it is used on:
+
+>>> train, test = load("digits")
+>>> train
+ImageData('digits', 1437 images of 1 x 8 x 8, 10 classes)
+>>> train.pixels([0, 1]).shape                       # [0, 1] floats on use, bytes in storage
+torch.Size([2, 1, 8, 8])
+"""
+
+from mmlda.data.augment import augment, draw_augmentation
+from mmlda.data.datasets import CIFAR10, CLASSES, DIGITS, FASHION, data_root, find, load
+from mmlda.data.images import ImageData, as_images
+from mmlda.data.subsets import biased, bp1, bp2, fold_rows, folds, holdout, split
+
+__all__ = [
+    "CIFAR10",
+    "CLASSES",
+    "DIGITS",
+    "FASHION",
+    "ImageData",
+    "as_images",
+    "augment",
+    "biased",
+    "bp1",
+    "bp2",
+    "data_root",
+    "draw_augmentation",
+    "find",
+    "fold_rows",
+    "folds",
+    "holdout",
+    "load",
+    "split",
+]

@@ -1,0 +1,118 @@
+"""Subsets of a dataset: splits, folds, class-biased sets.
+
+Everything random here comes from a bit generator whose stream NumPy has frozen, so a seed selects the same images on
+every machine, device and version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmlda.data.images import ImageData
+
+__all__ = ["biased", "bp1", "bp2", "fold_rows", "folds", "holdout", "split"]
+
+
+def split(data: ImageData, part: float = 0.2) -> tuple[ImageData, ImageData]:
+    """The fixed stratified split of a dataset that has no test set of its own: (train, test).
+
+    Within a class the images are put in the order of their SHA-256, and the first ones are the test set:
+    `part` of all images, rounded up, shared over the classes in proportion. No generator is involved, so the
+    split follows from the images alone.
+    """
+    n = math.ceil(len(data) * part)
+    if not 0 < n < len(data):
+        what = f"data has {len(data)} images and part is {part}"
+        raise ValueError(f"{what}, expected at least one image to train on and one to test on")
+    flat = data.images.cpu().contiguous().view(len(data), -1).numpy()
+    keys = [hashlib.sha256(row.tobytes()).digest() for row in flat]
+    order = np.array(sorted(range(len(data)), key=lambda i: (keys[i], i)))
+    return _hold(data, order, n)
+
+
+def holdout(data: ImageData, n: int, seed: int = 0) -> tuple[ImageData, ImageData]:
+    """Hold `n` random images out, stratified: (rest, held). Each keeps the order the images had.
+
+    >>> from mmlda.data import load
+    >>> train, _ = load("digits")
+    >>> rest, held = holdout(train, 100, seed=0)
+    >>> len(rest), len(held), held.counts.tolist()
+    (1337, 100, [10, 10, 10, 10, 10, 10, 10, 10, 10, 10])
+    """
+    if not 0 < n < len(data):
+        raise ValueError(f"n is {n}, expected 1 to {len(data) - 1}")
+    return _hold(data, np.argsort(_uniform(len(data), seed), kind="stable"), n)
+
+
+def _hold(data: ImageData, order: np.ndarray, n: int) -> tuple[ImageData, ImageData]:
+    """Share n over the classes by largest remainder, and take that many of each class, first in `order`."""
+    y = data.labels.cpu().numpy()
+    share = n * np.bincount(y, minlength=data.num_classes) / len(y)  # [L]
+    take = np.floor(share).astype(np.int64)
+    take[np.argsort(-(share - take), kind="stable")[: n - take.sum()]] += 1
+    held = np.zeros(len(y), bool)
+    for k in range(data.num_classes):
+        held[order[y[order] == k][: take[k]]] = True
+    return data.subset(~held), data.subset(held)
+
+
+def folds(data: ImageData, k: int = 5, seed: int = 0) -> list[tuple[ImageData, ImageData]]:
+    """k stratified folds, each as (train, validation); the validation parts are disjoint and cover the data.
+
+    Classes are dealt out like cards, one class after the other, so fold sizes differ by at most one, and so
+    do the counts of any class.
+    """
+    held = [fold_rows(data, i, k, seed) for i in range(max(k, 1))]
+    return [(data.subset(~rows), data.subset(rows)) for rows in held]
+
+
+def fold_rows(data: ImageData, i: int, k: int = 5, seed: int = 0) -> Tensor:
+    """Which images are the validation part of the i-th of k folds: bool [N]."""
+    if not 2 <= k <= len(data):
+        raise ValueError(f"k is {k}, expected 2 to {len(data)}")
+    dealt = np.lexsort((_uniform(len(data), seed), data.labels.cpu().numpy()))  # by class, random within
+    fold = np.empty(len(data), np.int64)
+    fold[dealt] = np.arange(len(data)) % k
+    return torch.from_numpy(fold == i)
+
+
+def biased(data: ImageData, alpha: Tensor | np.ndarray | Sequence[float], seed: int = 0) -> ImageData:
+    """A class-biased subset (Sec. 4.4): each image (x, y) is kept with probability alpha_y, independently.
+
+    Apply the same alpha to the train and the test set. `priors` of the result are the empirical ones, whose
+    expectation is alpha_k / sum(alpha). With one seed, a larger alpha keeps all that a smaller one keeps.
+
+    >>> from mmlda.data import load
+    >>> train, test = load("digits")
+    >>> biased(train, bp2()[3], seed=0).counts.tolist()
+    [26, 31, 31, 146, 30, 31, 23, 26, 32, 30]
+    """
+    a = np.asarray(torch.as_tensor(alpha), np.float64)
+    if a.shape != (data.num_classes,) or not ((a >= 0) & (a <= 1)).all():
+        raise ValueError(f"alpha is {a.tolist()}, expected {data.num_classes} probabilities")
+    kept = _uniform(len(data), seed) < a[data.labels.cpu().numpy()]
+    if not kept.any():
+        raise ValueError(f"alpha is {a.tolist()}, which keeps none of the {len(data)} images")
+    return data.subset(kept)
+
+
+def bp1(seed: int = 0) -> Tensor:
+    """Bias Probability 1: ten random permutations of (0.1, 0.2, ..., 1.0), [10, 10] float64, a row each."""
+    rows = np.argsort(_uniform(100, seed).reshape(10, 10), axis=1, kind="stable")
+    return torch.from_numpy((rows + 1) / 10)
+
+
+def bp2() -> Tensor:
+    """Bias Probability 2: row i gives class i probability 1.0 and the others 0.2, [10, 10] float64."""
+    return torch.full((10, 10), 0.2, dtype=torch.float64).fill_diagonal_(1.0)
+
+
+def _uniform(n: int, seed: int) -> np.ndarray:
+    """n doubles in [0, 1). From raw bits: those NumPy never changes, while its distributions may."""
+    return (np.random.PCG64(seed).random_raw(n) >> np.uint64(11)) * 2.0**-53

@@ -1,0 +1,353 @@
+"""The heads: latent features z [N, p] in, logits [N, L] out, each with its losses.
+
+`MaxMahalanobisHead` is the paper's (Sec. 3.2): the posterior of the Max-Mahalanobis distribution, nothing to learn.
+`SoftmaxHead` is the baseline it is measured against: softmax regression, a learned linear layer.
+
+||z||^2 is the same for every class, so it cancels in the posterior and the head is a fixed linear layer:
+
+    log P(y = k | z) = z . (precision * mu_k) + log pi_k - log sum_i exp(z . (precision * mu_i) + log pi_i)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mmlda._utils.checks import check_count, check_positive, check_priors
+from mmlda.theory.distribution import (
+    LatentFit,
+    check_range,
+    check_tensor,
+    empirical_priors,
+    latent_fit,
+    pairwise_distances,
+)
+from mmlda.theory.means import separated_means
+
+__all__ = ["MaxMahalanobisHead", "SoftmaxHead"]
+
+Priors = Tensor | Sequence[float] | str | None
+
+
+class _Head(nn.Module):
+    """What the two heads share: checks, predictions, priors, and buffers that never drop below float32."""
+
+    num_classes: int
+    dim: int
+    log_priors: Tensor
+    losses: tuple[str, ...]
+
+    def loss(self, z: Tensor, y: Tensor, name: str = "ce", reduction: str = "mean") -> Tensor:
+        """The loss `name` (one of `losses`) of features z [N, p] with classes y [N].
+
+        reduction: "mean" or "sum" give a scalar, "none" gives [N].
+        """
+        if name not in self.losses:
+            raise ValueError(f"name must be one of {self.losses} for a {type(self).__name__}, got {name!r}")
+        if reduction not in ("none", "mean", "sum"):
+            raise ValueError(f"reduction must be 'none', 'mean' or 'sum', got {reduction!r}")
+        self._check_features(z)
+        self._check_labels(y, len(z))
+        if name == "ce":
+            return F.cross_entropy(self(z), y, reduction=reduction)
+        losses: Tensor = getattr(self, f"_{name}_loss")(z, y)  # [N]
+        return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
+
+    def predict_proba(self, z: Tensor) -> Tensor:
+        """P(y = k | z): [N, p] -> [N, L]. In float32 it is often exactly 0 or 1; attacks want `head(z)`."""
+        return self(z).softmax(1)
+
+    def predict(self, z: Tensor) -> Tensor:
+        """The most probable class: [N, p] -> [N], int64."""
+        return self(z).argmax(1)
+
+    @property
+    def priors(self) -> Tensor:
+        """pi, [L]."""
+        return self.log_priors.exp()
+
+    def _resolve(self, priors: Priors, labels: Tensor | Sequence[int] | None) -> Tensor:
+        """log priors [L] for `with_priors`, of the dtype and on the device of the present ones."""
+        if isinstance(priors, str) and priors == "empirical":
+            if labels is None:
+                raise ValueError("labels must be given where priors = 'empirical', got None")
+            pi = empirical_priors(labels, self.num_classes)
+        elif labels is not None:
+            raise ValueError(f"priors must be 'empirical' where labels are given, got {priors!r}")
+        elif isinstance(priors, str):
+            raise ValueError(f"priors must be {self.num_classes} numbers, None or 'empirical', got {priors!r}")
+        else:
+            pi = check_priors(priors, self.num_classes)
+        return pi.detach().log().to(self.log_priors)
+
+    def _check_features(self, z: Tensor) -> None:
+        """Shape and dtype always. Values on the CPU only, where looking costs no synchronisation, and only without a
+        gradient: while training, NaN goes through, so that the loop sees the loss become NaN and says at which step.
+        """
+        check_tensor("z", z)
+        if z.dim() != 2 or z.shape[1] != self.dim:
+            raise ValueError(f"z must have shape [N, {self.dim}], got {list(z.shape)}")
+        if not z.is_floating_point():
+            raise ValueError(f"z must have a floating dtype, got {z.dtype}")
+        # One sum is the cheapest look at every value. Finite numbers can overflow it: look again before complaining.
+        if not z.requires_grad and _eager(z) and _true(~z.sum().isfinite()) and _true(~z.isfinite().all()):
+            raise ValueError(f"z must be finite, got NaN or infinity in {list(z.shape)}")
+
+    def _check_labels(self, y: Tensor, count: int) -> None:
+        check_tensor("y", y)
+        if y.dtype != torch.int64 or y.dim() != 1 or y.shape[0] != count:
+            raise ValueError(f"y must be int64 [{count}], got {y.dtype} {list(y.shape)}")
+        if _eager(y) and count:
+            outside = (y < 0) | (y >= self.num_classes)
+            if _true(outside.any()):
+                wrong = y[outside][0].item()
+                raise ValueError(f"y must be classes from 0 to {self.num_classes - 1}, got {wrong}")
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """`.to()`, `.half()`, ...: buffers move, but stay float32 at least (half would shift logits at C = 100 by
+        0.05), and `.double()` rebuilds what float32 had rounded."""
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, old in before.items():
+            new = self._buffers[name]
+            if old is None or new is None or new.dtype == old.dtype:
+                continue
+            if torch.finfo(new.dtype).bits < 32:
+                self._buffers[name] = old.to(new.device, torch.float32)
+            elif new.dtype == torch.float64:
+                self._buffers[name] = self._widened(name, old).to(new.device, torch.float64)
+        return self
+
+    def _widened(self, name: str, old: Tensor) -> Tensor:
+        return old
+
+
+class MaxMahalanobisHead(_Head):
+    r"""The MM-LDA head (Eq. 5): logits_k = z . (precision * mu_k) + log pi_k, without learnable parameters.
+
+    The means are Algorithm 1's where num_classes <= dim + 1 and `separated_means` beyond. `means` gives other
+    directions [L, p]; each row is scaled to squared norm C. Means, log priors and precision are buffers: saved in
+    `state_dict`, moved by `.to()`, and float32 at least whatever the network's dtype. Logits come in the wider of
+    z's dtype and the means', also under autocast. A class with prior 0 has logit -inf: it is never predicted.
+
+    precision: 1 is the paper's Eq. 5; 2 is Appendix B.1, whose exp(2 mu.mu) belongs to a covariance of I / 2.
+
+    Losses of features z with classes y:
+
+    - "ce", Eq. 5's cross-entropy: -log P(y | z).
+    - "soft", Appendix B.1's soft target: -sum_k P(k | mu_y) log P(k | z).
+    - "joint", the objective that Appendix B.1 truncates, which does pull z to mu_y:
+      -log P(z, y) = precision / 2 ||z - mu_y||^2 - log pi_y + p / 2 log(2 pi / precision).
+
+    >>> head = MaxMahalanobisHead(num_classes=10, dim=64, C=100.0)
+    >>> z = head.means[:3]  # features exactly on their means
+    >>> logits = head(z)
+    >>> logits.shape, head.predict(z).tolist()
+    (torch.Size([3, 10]), [0, 1, 2])
+    >>> round((logits[0, 0] - logits[0, 1]).item(), 2)  # the gap is precision * C * L / (L - 1)
+    111.11
+    >>> y = torch.tensor([0, 1, 2])
+    >>> head.loss(z, y).item(), head.loss(z, y, "joint", reduction="none").shape
+    (0.0, torch.Size([3]))
+    """
+
+    losses = ("ce", "soft", "joint")
+    means: Tensor
+    precision: Tensor
+
+    def __init__(
+        self,
+        *,
+        num_classes: int,
+        dim: int,
+        C: float = 100.0,
+        priors: Tensor | Sequence[float] | None = None,
+        precision: float = 1.0,
+        means: Tensor | None = None,
+    ):
+        super().__init__()
+        self.num_classes, self.dim = check_count("num_classes", num_classes, 2), check_count("dim", dim, 1)
+        self.C = check_positive("C", C)
+        precision = check_positive("precision", precision)
+        log_priors = check_priors(priors, self.num_classes).detach().log()
+        mu = separated_means(self.num_classes, self.dim, C=self.C) if means is None else self._scaled(means)
+        dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        check_range("precision", precision, dtype)
+        check_range("C", self.C, dtype)
+        check_range("precision * C", precision * self.C, dtype)  # the logit of a mean at itself
+        device = torch.get_default_device() if means is None else means.device
+        self.register_buffer("means", mu.to(device, dtype))  # [L, p]
+        self.register_buffer("log_priors", log_priors.to(device, dtype))  # [L]
+        self.register_buffer("precision", torch.tensor(precision, dtype=dtype, device=device))
+
+    def extra_repr(self) -> str:
+        precision = "" if self.precision.is_meta else f", precision={float(self.precision):g}"
+        return f"num_classes={self.num_classes}, dim={self.dim}, C={self.C:g}{precision}"
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Logits z . (precision * mu_k) + log pi_k: [N, p] -> [N, L], float32 at least."""
+        self._check_features(z)
+        if _autocast(z):
+            with torch.autocast(z.device.type, enabled=False):
+                return self._logits(z)
+        return self._logits(z)
+
+    def _logits(self, z: Tensor) -> Tensor:
+        # The product is made anew each time: it costs little beside the matmul, and no copy can go stale when a
+        # state_dict is loaded. DDP may also rewrite the buffers between forward and backward.
+        weight, bias = self.means * self.precision, self.log_priors
+        if z.dtype != weight.dtype:
+            dtype = torch.promote_types(torch.promote_types(z.dtype, weight.dtype), torch.float32)
+            z, weight, bias = z.to(dtype), weight.to(dtype), bias.to(dtype)
+        return F.linear(z, weight, bias)  # [N, L]
+
+    def _soft_loss(self, z: Tensor, y: Tensor) -> Tensor:
+        with torch.no_grad():
+            target = self(self.means.index_select(0, y)).softmax(1)  # [N, L], P(k | mu_y)
+        log_posterior = self(z).log_softmax(1)
+        # where: a class with prior 0 has log P = -inf, and 0 * -inf is not 0
+        return -torch.where(target > 0, target * log_posterior, 0.0).sum(1)  # [N]
+
+    def _joint_loss(self, z: Tensor, y: Tensor) -> Tensor:
+        mu = self.means.index_select(0, y)  # [N, p]
+        squared = (z.to(torch.promote_types(z.dtype, mu.dtype)) - mu).square().sum(1)  # [N]
+        normaliser = self.dim / 2 * (2 * math.pi / self.precision).log()
+        return self.precision / 2 * squared - self.log_priors.index_select(0, y) + normaliser
+
+    def distances(self, z: Tensor) -> Tensor:
+        """Mahalanobis distances sqrt(precision) ||z - mu_k||: [N, p] -> [N, L]. Once differentiable."""
+        self._check_features(z)
+        dtype = torch.promote_types(z.dtype, self.means.dtype)
+        return pairwise_distances(z.to(dtype), self.means.to(dtype)) * self.precision.sqrt()
+
+    def latent_fit(self, z: Tensor, y: Tensor) -> LatentFit:
+        """How far features z [N, p] of classes y [N] are from N(mu_y, I / precision); see `mmlda.latent_fit`."""
+        return latent_fit(z, y, self.means, float(self.precision))
+
+    def with_priors(self, priors: Priors, labels: Tensor | Sequence[int] | None = None) -> MaxMahalanobisHead:
+        """A new head with other priors that shares these means: train with one prior, test with another.
+
+        priors: L numbers, None for uniform, or "empirical" for the shares of the classes among `labels`.
+
+        >>> head = MaxMahalanobisHead(num_classes=3, dim=2, C=1.0)
+        >>> head.with_priors("empirical", labels=torch.tensor([0, 0, 1, 2])).priors.tolist()
+        [0.5, 0.25, 0.25]
+        """
+        head = type(self).__new__(type(self))
+        nn.Module.__init__(head)
+        head.num_classes, head.dim, head.C = self.num_classes, self.dim, self.C
+        head.register_buffer("means", self.means)
+        head.register_buffer("log_priors", self._resolve(priors, labels))
+        head.register_buffer("precision", self.precision)
+        return head.train(self.training)
+
+    def _scaled(self, means: Tensor) -> Tensor:
+        L, p = self.num_classes, self.dim
+        if not isinstance(means, Tensor) or means.shape != (L, p) or not means.is_floating_point():
+            found = f"{means.dtype} {list(means.shape)}" if isinstance(means, Tensor) else type(means).__name__
+            raise ValueError(f"means must be a floating tensor [{L}, {p}], got {found}")
+        norm = means.detach().double().norm(dim=1, keepdim=True)  # [L, 1]
+        bad = norm[~((norm > 0) & (norm < math.inf))]
+        if bad.numel():
+            raise ValueError(f"means must have rows of finite norm > 0, got {bad[0].item():g}")
+        return means.detach().double() * (math.sqrt(self.C) / norm)
+
+    def _widened(self, name: str, old: Tensor) -> Tensor:
+        if name == "means" and self.num_classes <= self.dim + 1 and not old.is_meta:
+            exact = separated_means(self.num_classes, self.dim, C=self.C).to(old.device)
+            if torch.equal(exact.to(old.dtype), old):
+                return exact
+        return old
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
+    ) -> None:
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, unexpected, errors)
+        for name, buffer in self._buffers.items():  # load_state_dict(assign=True) takes the dtype of the file
+            if buffer is not None and torch.finfo(buffer.dtype).bits < 32:
+                self._buffers[name] = buffer.float()
+        if self.means.is_meta:
+            return
+        C = self.means.double().square().sum(1).mean().item()
+        if not math.isfinite(C) or not self.precision > 0 or bool(self.log_priors.isnan().any()):
+            errors.append(f"{prefix}means, {prefix}log_priors and {prefix}precision must not be NaN")
+        elif abs(C - self.C) > 1e-5 * self.C:  # another C was loaded
+            self.C = float(f"{C:.6g}")  # float32 means carry no more digits
+
+
+class SoftmaxHead(_Head, nn.Linear):
+    """Softmax regression, the paper's baseline: logits = W z + b, both learned. Used like `MaxMahalanobisHead`.
+
+    The matmul runs in the autocast dtype as in any linear layer; the logits come in float32 at least. The one loss
+    is "ce". There are no means, so there are no distances.
+
+    `priors` says which class shares the training data has (None: equal). Training ignores it, as softmax regression
+    learns them in b; `with_priors` needs it to know what to take out.
+
+    >>> head = SoftmaxHead(num_classes=10, dim=64)
+    >>> z = torch.randn(3, 64)
+    >>> head(z).shape, head.loss(z, torch.tensor([0, 1, 2])).shape
+    (torch.Size([3, 10]), torch.Size([]))
+    """
+
+    losses = ("ce",)
+
+    def __init__(self, *, num_classes: int, dim: int, priors: Tensor | Sequence[float] | None = None):
+        num_classes, dim = check_count("num_classes", num_classes, 2), check_count("dim", dim, 1)
+        log_priors = check_priors(priors, num_classes, positive=True).detach().log()
+        nn.Linear.__init__(self, dim, num_classes)
+        self.num_classes, self.dim = num_classes, dim
+        dtype = torch.promote_types(self.weight.dtype, torch.float32)
+        self.register_buffer("log_priors", log_priors.to(self.weight.device, dtype))  # [L]
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Logits W z + b: [N, p] -> [N, L], float32 at least."""
+        self._check_features(z)
+        weight, bias = self.weight, self.bias
+        if z.dtype != weight.dtype and not _autocast(z):
+            dtype = torch.promote_types(z.dtype, weight.dtype)
+            logits = F.linear(z.to(dtype), weight.to(dtype), bias.to(dtype))
+        else:
+            logits = F.linear(z, weight, bias)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+    def with_priors(self, priors: Priors, labels: Tensor | Sequence[int] | None = None) -> SoftmaxHead:
+        """A new head for other class shares: the same weight (shared), b_k + log(new_k / old_k) as its bias.
+
+        By Bayes' theorem, where P(z | y) is the same in both. The old shares are those given as `priors`, so give
+        them when the training data is not balanced. priors: L positive numbers, None for equal, or "empirical" for
+        the shares among `labels`.
+        """
+        log_priors = self._resolve(priors, labels)
+        if not bool(log_priors.isfinite().all()):
+            raise ValueError("priors must be > 0 for a softmax head, which divides by them, got 0")
+        head = type(self).__new__(type(self))
+        nn.Module.__init__(head)
+        head.num_classes, head.dim = self.num_classes, self.dim
+        head.in_features, head.out_features = self.in_features, self.out_features
+        head.weight = self.weight
+        shift = (log_priors - self.log_priors).to(self.bias.dtype)
+        head.bias = nn.Parameter(self.bias.detach() + shift, requires_grad=self.bias.requires_grad)
+        head.register_buffer("log_priors", log_priors)
+        return head.train(self.training)
+
+
+def _autocast(x: Tensor) -> bool:
+    return not x.is_meta and torch.is_autocast_enabled(x.device.type)  # meta has none to ask for
+
+
+def _eager(x: Tensor) -> bool:
+    """Whether looking at x's values is free of synchronisation and of graph breaks."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _true(condition: Tensor) -> bool:
+    try:
+        return bool(condition)
+    except RuntimeError:  # under vmap and fake tensors there is no value to look at
+        return False

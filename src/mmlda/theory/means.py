@@ -1,0 +1,343 @@
+r"""Where the classes go: Algorithm 1 in closed form, and the best means we can find where it has no answer.
+
+`generate_opt_means` is the paper's simplex, for `L <= p + 1`. `separated_means` goes on from there to any
+number of classes. `max_cosine` says what was reached, `cosine_bound` what nobody can beat.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmlda._utils.checks import check_count, check_positive, to_tensor
+
+__all__ = ["cosine_bound", "generate_opt_means", "max_cosine", "separated_means", "welch_bound"]
+
+
+def generate_opt_means(
+    C: float,
+    p: int,
+    L: int,
+    *,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    r"""GenerateOptMeans (Algorithm 1) in closed form: `mu_i . mu_i = C`, `mu_i . mu_j = C / (1 - L)`.
+
+    The recursion of the pseudo-code solves to
+
+        mu_i(j) = -sqrt(C L / ((L - 1) (L - j) (L - j + 1)))  for j < i,
+        mu_i(i) =  sqrt(C L (L - i) / ((L - 1) (L - i + 1)))  for i < L,
+
+    and zero elsewhere: entry (L, L), which the pseudo-code takes as the square root of a rounding error (NaN
+    when it comes out negative; out of range at L = p + 1), is zero. The rows sum to zero.
+
+    Args:
+        C: squared norm of each mean, > 0.
+        p: dimension, >= L - 1.
+        L: number of classes, >= 2.
+        dtype: of the result; the construction is in float64.
+
+    Returns:
+        Tensor `[L, p]`.
+
+    >>> generate_opt_means(C=1.0, p=2, L=3)
+    tensor([[ 1.0000,  0.0000],
+            [-0.5000,  0.8660],
+            [-0.5000, -0.8660]], dtype=torch.float64)
+    """
+    L = check_count("L", L, 2)
+    p = check_count("p", p, 1)
+    C = check_positive("C", C)
+    if L > p + 1:
+        raise ValueError(f"L must be at most p + 1 = {p + 1} for Algorithm 1, got {L}; see separated_means")
+    scale = _scale(C, dtype)
+    # In NumPy: one thread, and pages that stay zero are never touched. Waiting for threads would cost more.
+    left = L - np.arange(1.0, L)  # L - j for column j = 1 .. L - 1
+    diagonal = scale * np.sqrt(L * left / ((L - 1) * (left + 1)))
+    mu = np.zeros((L, p))
+    simplex = mu[:, : L - 1]
+    np.copyto(simplex, -diagonal / left, where=np.tri(L, L - 1, -1, dtype=bool))
+    np.fill_diagonal(simplex, diagonal)
+    return torch.from_numpy(mu).to(device=device, dtype=dtype)
+
+
+def separated_means(
+    num_classes: int,
+    dim: int,
+    C: float = 100.0,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    r"""Means of squared norm C, for any number of classes, whose largest cosine is as small as we can make it.
+
+    - `L <= p + 1`: the simplex of `generate_opt_means`, cosine `-1 / (L - 1)`. Optimal.
+    - `p + 2 <= L <= 2p`: pairs `+-e_i`, largest cosine exactly 0; for odd L three of the classes share an
+      equilateral triangle instead, so that the means still sum to zero. Optimal (Rankin).
+    - `p = 2`: the regular polygon, cosine `cos(2 pi / L)`. Optimal.
+    - otherwise an optimiser with several starts, deterministic from `seed`. It reaches the icosahedron, the
+      24-cell, E8's 240 roots and the solved cases of Tammes' problem; beyond those compare
+      `max_cosine(means)` with `cosine_bound(L, p)`. Its means need not sum to zero. Thousands of classes
+      take minutes.
+
+    >>> mu = separated_means(num_classes=100, dim=64, C=100.0)
+    >>> mu.shape, max_cosine(mu), cosine_bound(100, 64)
+    (torch.Size([100, 64]), 0.0, 0.0)
+    """
+    L = check_count("num_classes", num_classes, 2)
+    p = check_count("dim", dim, 1)
+    C = check_positive("C", C)
+    check_count("seed", seed, 0)
+    if p == 1 and L > 2:
+        raise ValueError(f"num_classes must be at most 2 when dim is 1: a line has two directions, got {L}")
+    if L <= p + 1:
+        return generate_opt_means(C, p, L, dtype=dtype, device=device)
+    scale = _scale(C, dtype)
+    if L <= 2 * p:
+        mu = _pairs(L, p)
+    elif p == 2:
+        angle = torch.arange(L, dtype=torch.float64, device="cpu") * (2 * math.pi / L)
+        mu = torch.stack([angle.cos(), angle.sin()], 1)
+    else:
+        from threadpoolctl import threadpool_limits
+
+        # One thread: the sums are then in one order, so that a seed gives the same means on any number of
+        # cores, and threads would cost such small matrices more than they bring.
+        with threadpool_limits(limits=1, user_api="blas"):
+            mu = torch.from_numpy(_optimise(L, p, seed))
+    return (scale * mu).to(device=device, dtype=dtype)
+
+
+def max_cosine(means: Any) -> float:
+    """Largest cosine between two different rows of `means` `[L, p]`, in float64.
+
+    >>> round(max_cosine(generate_opt_means(C=100.0, p=64, L=10)), 6)
+    -0.111111
+    """
+    mu = to_tensor("means", means).detach()
+    if mu.dim() != 2 or mu.shape[0] < 2 or mu.shape[1] < 1:
+        raise ValueError(f"means must have shape [L, p] with L >= 2 and p >= 1, got {list(mu.shape)}")
+    largest = mu.abs().amax(1, keepdim=True)
+    zero = torch.nonzero(largest[:, 0] == 0)
+    if len(zero):
+        raise ValueError(f"means must each have a norm > 0, got 0 for class {zero[0].item()}")
+    mu = mu / largest  # first, so that no square under- or overflows
+    mu = mu / torch.linalg.vector_norm(mu, dim=1, keepdim=True)
+    cosines = mu @ mu.T
+    return cosines.fill_diagonal_(-math.inf).max().item()
+
+
+def cosine_bound(num_classes: int, dim: int) -> float:
+    r"""A lower bound on the largest cosine among L directions in p dimensions: nobody can do better.
+
+    Rankin's: `-1 / (L - 1)` for `L <= p + 1` and 0 for `L <= 2p`, both attained. Beyond, Levenshtein's
+    linear-programming bound (1979), attained by the polygons, the icosahedron, E8 and other sharp codes.
+
+    >>> round(cosine_bound(12, 3) ** 2, 9), round(cosine_bound(240, 8), 9)  # icosahedron, E8
+    (0.2, 0.5)
+    """
+    L = check_count("num_classes", num_classes, 2)
+    p = check_count("dim", dim, 1)
+    if L <= p + 1:
+        return -1.0 / (L - 1)
+    if L <= 2 * p:
+        return 0.0
+    if p == 1:
+        return 1.0  # a third point on a line coincides with another
+    if p == 2:
+        return math.cos(2 * math.pi / L)  # Levenshtein's bound too, but of degree L
+    return _levenshtein(L, p)
+
+
+def welch_bound(num_classes: int, dim: int) -> float:
+    r"""Welch's bound on the largest *absolute* cosine, `sqrt((L - p) / (p (L - 1)))` (0 for `L <= p`).
+
+    It speaks of lines, not directions: means may have a largest cosine below it, because two opposite means
+    are as far apart as can be but share a line. `cosine_bound` is the one to hold means against.
+
+    >>> round(welch_bound(100, 64), 4)
+    0.0754
+    """
+    L = check_count("num_classes", num_classes, 2)
+    p = check_count("dim", dim, 1)
+    return math.sqrt(max(0, L - p) / (p * (L - 1)))
+
+
+def _scale(C: float, dtype: torch.dtype) -> float:
+    """sqrt(C), or a ValueError where the dtype cannot hold it."""
+    if dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        raise ValueError(f"dtype must be float16, bfloat16, float32 or float64, got {dtype}")
+    info = torch.finfo(dtype)
+    if not info.tiny <= math.sqrt(C) <= info.max:
+        raise ValueError(f"C must have a square root that {dtype} can hold, got {C!r}")
+    return math.sqrt(C)
+
+
+def _pairs(L: int, p: int) -> Tensor:
+    """`+-e_i` in turn; for odd L the last three rows are a triangle in the last two axes used."""
+    mu = torch.zeros(L, p, dtype=torch.float64, device="cpu")
+    pairs = L // 2 - L % 2
+    axis = torch.arange(pairs, device="cpu")
+    mu[2 * axis, axis] = 1.0
+    mu[2 * axis + 1, axis] = -1.0
+    if L % 2:
+        mu[-3:, pairs : pairs + 2] = generate_opt_means(1.0, 2, 3)
+    return mu
+
+
+# ---- The optimiser -------------------------------------------------------------------------------------------
+
+_SHARP = 1024.0
+
+
+def _optimise(L: int, p: int, seed: int) -> np.ndarray:
+    """Unit vectors `[L, p]` with a small largest cosine: the best of several starts.
+
+    Each start anneals a soft maximum to sharpness 1024 and is then polished to the exact minimax. Starts
+    differ in where the annealing begins: soft ones find the symmetric codes (E8), sharp ones those that are
+    not energy minima at all (10 or 13 points on a sphere).
+    """
+    work = L * L * p
+    small = work <= 5_000
+    starts = min(32, max(2, 100_000 // work))
+    steps = min(300, max(40, 200_000_000 // work))  # of L-BFGS, in each call
+    bound = cosine_bound(L, p)
+    rng = np.random.default_rng(seed)
+    best, best_cosine = np.empty((L, p)), math.inf
+    for start in range(starts):
+        U = _unit(rng.standard_normal((L, p)))
+        sharpness = (4.0, 16.0, 64.0)[start % 3]
+        while sharpness <= _SHARP:
+            U = _descend(U, np.zeros((L, L)), sharpness, steps)
+            sharpness *= 2
+        U, cosine = _polish(U, steps, rounds=20 if small else 5)
+        if cosine < best_cosine:
+            best, best_cosine = U, cosine
+        if best_cosine <= bound + 1e-9:  # proved optimal
+            break
+    return best
+
+
+def _polish(U: np.ndarray, steps: int, rounds: int) -> tuple[np.ndarray, float]:
+    """From a soft maximum to the exact one, by the exponential method of multipliers.
+
+    Weighting each pair by its multiplier moves the minimiser of the soft maximum onto the minimax without
+    raising the sharpness, so the problem stays well conditioned. Where the weights let a free point drift
+    into another (a pair that was never in contact has none), start them again with a sharper maximum.
+    """
+    best, sharpness = _largest(U), _SHARP
+    log_weight = np.zeros((len(U), len(U)))
+    for _ in range(rounds):
+        gram = U @ U.T
+        np.fill_diagonal(gram, -1.0)
+        trial_weight = log_weight + sharpness * gram
+        trial_weight -= trial_weight.max()
+        trial = _descend(U, trial_weight, sharpness, steps)
+        if _largest(trial) < best:
+            U, log_weight = trial, trial_weight
+        else:
+            sharpness *= 4
+            log_weight = np.zeros_like(log_weight)
+            trial = _descend(U, log_weight, sharpness, steps)
+            if _largest(trial) < best:
+                U = trial
+        best = _largest(U)
+        if sharpness > 1e9:
+            break
+    return U, best
+
+
+def _descend(U: np.ndarray, log_weight: np.ndarray, sharpness: float, steps: int) -> np.ndarray:
+    """Minimise `log sum_{i != j} w_ij exp(s cos_ij) / s` over the directions of the rows, by L-BFGS."""
+    from scipy.optimize import minimize
+
+    shape = U.shape
+
+    def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        x = flat.reshape(shape)
+        norm = np.linalg.norm(x, axis=1, keepdims=True)
+        u = x / norm
+        e = sharpness * (u @ u.T) + log_weight  # [L, L]
+        np.fill_diagonal(e, -math.inf)
+        top = e.max()
+        np.exp(e - top, out=e)
+        total = e.sum()
+        g = 2 * (e @ u) / total
+        g = (g - (g * u).sum(1, keepdims=True) * u) / norm  # tangent to the sphere
+        return (top + math.log(total)) / sharpness, g.ravel()
+
+    options = {"maxiter": steps, "maxfun": 10 * steps, "maxcor": 20, "ftol": 1e-16, "gtol": 1e-13}
+    found = minimize(loss, U.ravel(), jac=True, method="L-BFGS-B", options=options)
+    return _unit(found.x.reshape(shape))
+
+
+def _unit(x: np.ndarray) -> np.ndarray:
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+def _largest(U: np.ndarray) -> float:
+    gram = U @ U.T
+    np.fill_diagonal(gram, -math.inf)
+    return float(gram.max())
+
+
+# ---- Levenshtein's bound -------------------------------------------------------------------------------------
+
+
+def _levenshtein(L: int, p: int) -> float:
+    r"""The s at which Levenshtein's bound on the number of points with cosines <= s equals L.
+
+    The bound is a chain of functions L_1, L_2, ..., each valid between two zeros of adjacent Jacobi polynomials
+    and increasing in s; at the joints it is the Delsarte-Goethals-Seidel number D_m of a tight m-design. So L
+    between D_m and D_{m+1} picks L_m, and s follows by bisection.
+    """
+    m = 1
+    while _design_size(p, m + 1) < L:
+        m += 1
+    k = (m + 1) // 2
+    if m % 2:  # L_{2k-1}: from t_{k-1}^{1,1} to t_k^{1,0}
+        lo, hi = _jacobi_zero(p, k - 1, 1), _jacobi_zero(p, k, 0)
+    else:  # L_{2k}: from t_k^{1,0} to t_k^{1,1}
+        lo, hi = _jacobi_zero(p, k, 0), _jacobi_zero(p, k, 1)
+    for _ in range(100):
+        s = (lo + hi) / 2
+        lo, hi = (s, hi) if _levenshtein_size(p, m, s) < L else (lo, s)
+    return max(0.0, lo)
+
+
+def _design_size(p: int, m: int) -> int:
+    k = m // 2
+    if m % 2:
+        return 2 * math.comb(p + k - 1, p - 1)
+    return math.comb(p + k - 1, p - 1) + math.comb(p + k - 2, p - 1)
+
+
+def _levenshtein_size(p: int, m: int, s: float) -> float:
+    k = (m + 1) // 2
+    P = [1.0, s]  # Gegenbauer polynomials of dimension p, with P(1) = 1
+    for n in range(1, k + 1):
+        P.append(((2 * n + p - 2) * s * P[n] - n * P[n - 1]) / (n + p - 2))
+    if m % 2:
+        tail = (P[k - 1] - P[k]) / ((1 - s) * P[k])
+        return math.comb(k + p - 3, k - 1) * ((2 * k + p - 3) / (p - 1) - tail)
+    tail = (1 + s) * (P[k] - P[k + 1]) / ((1 - s) * (P[k] + P[k + 1]))
+    return math.comb(k + p - 2, k) * ((2 * k + p - 1) / (p - 1) - tail)
+
+
+def _jacobi_zero(p: int, k: int, b: int) -> float:
+    """Largest zero of the Jacobi polynomial of degree k with parameters (1, b) + (p - 3) / 2; -1 for k = 0."""
+    if k == 0:
+        return -1.0
+    from scipy.linalg import eigvalsh_tridiagonal
+
+    alpha, beta = 1 + (p - 3) / 2, b + (p - 3) / 2
+    n = np.arange(k, dtype=np.float64)
+    two = 2 * n + alpha + beta
+    diagonal = (beta**2 - alpha**2) / (two * (two + 2))
+    n, two = n[1:], two[1:]
+    squared = 4 * n * (n + alpha) * (n + beta) * (n + alpha + beta) / (two**2 * (two + 1) * (two - 1))
+    return float(eigvalsh_tridiagonal(diagonal, np.sqrt(squared))[-1])

@@ -1,0 +1,20 @@
+"""Training: recipes, the loop, checkpoints, and sweeps over many networks."""
+
+from mmlda.training.loop import Diverged, Options, Run, fit
+from mmlda.training.recipes import RECIPES, Adversary, Recipe
+from mmlda.training.sweeps import Job, JobsFailed, cross_validate, fit_many, sweep
+
+__all__ = [
+    "RECIPES",
+    "Adversary",
+    "Diverged",
+    "Job",
+    "JobsFailed",
+    "Options",
+    "Recipe",
+    "Run",
+    "cross_validate",
+    "fit",
+    "fit_many",
+    "sweep",
+]

@@ -1,0 +1,356 @@
+"""One training step on the device: its batch, its adversarial examples, its forward, backward and update.
+
+Nothing here waits for the device. On CUDA the whole step is compiled and captured as one graph, so what changes
+from step to step (the order of the data, the place in it, the learning rate, the sums for the log) lives in
+tensors that the graph reads and writes.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mmlda.attacks.gradient import ascend, random_start
+from mmlda.attacks.memory import keep_memory
+from mmlda.attacks.noise import Noise
+from mmlda.attacks.replay import compile_quietly
+from mmlda.data import ImageData, augment, draw_augmentation
+from mmlda.models import fast_convolutions
+from mmlda.training.recipes import Adversary, Recipe
+
+__all__ = ["Batches", "Tally", "craft_once", "make_optimizer", "make_step", "set_rate", "share"]
+
+WARMUP = 3  # real steps, run one by one before the capture, so that cuDNN and the compiler have settled
+
+
+def share() -> tuple[int, int]:
+    """(rank, world size) of this process; (0, 1) outside torchrun."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
+
+
+class Batches:
+    """The images on the device, and each epoch's order and random draws, a function of (seed, epoch) alone.
+
+    An epoch has N // batch_size whole batches; what is left over is another part of the images in every epoch.
+    """
+
+    def __init__(self, data: ImageData, recipe: Recipe, device: torch.device):
+        self.recipe, self.device = recipe, device
+        self.images, self.labels = data.images.to(device), data.labels.to(device)
+        self.adversarial: Tensor | None = None  # [N, C, H, W] float32, crafted once
+        self.size = min(recipe.batch_size, len(data))
+        self.per_epoch = len(data) // self.size
+        shape = (self.per_epoch, self.size)
+        self.order = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.draws = torch.zeros((3, *shape), dtype=torch.int64, device=device)  # dy, dx, flip
+        self.uniform = torch.zeros(shape, device=device)  # for a perturbation drawn per image
+        self.place = torch.zeros(1, dtype=torch.int64, device=device)  # the batch of the epoch that comes next
+
+    def seek(self, step: int) -> None:
+        """Make the batch of `step` the next one. Needed at the start and whenever an epoch begins."""
+        epoch, place = divmod(step, self.per_epoch)
+        generator = torch.Generator(self.device).manual_seed((self.recipe.seed * 1_000_003 + epoch) % 2**63)
+        order = torch.randperm(len(self.labels), generator=generator, device=self.device)
+        self.order.copy_(order[: self.order.numel()].view_as(self.order))
+        draws = draw_augmentation(*self.order.shape, pad=self.recipe.pad, generator=generator, device=self.device)
+        self.draws.copy_(torch.stack([draw.to(torch.int64) for draw in draws]))
+        self.uniform.copy_(torch.rand(self.order.shape, generator=generator, device=self.device))
+        self.place.fill_(place)
+
+    def take(self, part: int, parts: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]:
+        """Part `part` of `parts` of the next batch: pixels, labels, crafted pixels if any, uniform draws, rows."""
+        rows = self.order.index_select(0, self.place)[0, part::parts]  # [n]
+        dy, dx, flip = self.draws.index_select(1, self.place)[:, 0, part::parts]  # [n] each
+        uniform = self.uniform.index_select(0, self.place)[0, part::parts]
+        crafted = None if self.adversarial is None else self.pixels(self.adversarial, rows, dy, dx, flip)
+        return self.pixels(self.images, rows, dy, dx, flip), self.labels[rows], crafted, uniform, rows
+
+    def pixels(self, images: Tensor, rows: Tensor, dy: Tensor, dx: Tensor, flip: Tensor) -> Tensor:
+        x = images[rows]
+        if self.recipe.pad or self.recipe.flip:
+            x = augment(x, dy, dx, flip == 1 if self.recipe.flip else None, pad=self.recipe.pad)
+        x = x.float() / 255 if x.dtype == torch.uint8 else x
+        return x.contiguous(memory_format=torch.channels_last)
+
+    def advance(self) -> None:
+        self.place.add_(1)
+
+    def for_any_length(self) -> None:
+        """Tell the compiler that data sets differ in length, so that one program takes the batches of all of them.
+
+        Without it each length is compiled anew, and from the ninth on the compiler gives up.
+        """
+        per_image = [(tensor, 0) for tensor in (self.images, self.labels, self.adversarial) if tensor is not None]
+        for tensor, dim in (*per_image, (self.order, 0), (self.draws, 1), (self.uniform, 0)):
+            torch._dynamo.maybe_mark_dynamic(tensor, dim)
+
+
+class Tally:
+    """Sums for the log, and the first step whose loss was not finite, all on the device until they are read."""
+
+    def __init__(self, device: torch.device, step: int, last: float = math.nan):
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, correct, images
+        self.step = torch.full((), step, dtype=torch.int64, device=device)
+        self.bad = torch.full((), -1, dtype=torch.int64, device=device)
+        self.last = torch.full((), last, device=device)  # the last finite loss
+
+    def add(self, loss: Tensor, correct: Tensor, images: int) -> None:
+        """Note a step's mean loss and how many images were right."""
+        self.step.add_(1)
+        finite = torch.isfinite(loss)
+        self.bad.copy_(torch.where(finite | (self.bad >= 0), self.bad, self.step))
+        self.last.copy_(torch.where(finite & (self.bad < 0), loss, self.last))
+        self.sums.add_(torch.stack([loss.double() * images, correct.double(), torch.full_like(loss, images).double()]))
+
+    def read(self) -> tuple[float, float, int, float]:
+        """(mean loss, accuracy, first bad step or -1, last finite loss) since the last reading, over all processes.
+
+        Waits for the device.
+        """
+        sums, bad, last = self.sums.clone(), self.bad.clone(), self.last.clone()
+        if share()[1] > 1:
+            dist.all_reduce(sums)
+            dist.all_reduce(bad, op=dist.ReduceOp.MAX)
+        self.sums.zero_()
+        loss, correct, images = sums.tolist()
+        return loss / max(images, 1), correct / max(images, 1), int(bad), float(last)
+
+
+class Objective(nn.Module):
+    """The loss of a batch as a module, so that it can be compiled or wrapped for several processes."""
+
+    def __init__(self, model: nn.Module, recipe: Recipe):
+        super().__init__()
+        self.model, self.loss = model, recipe.loss
+        adversary = recipe.adversary
+        self.beta = adversary.beta if adversary is not None else 0.0
+        if self.loss != "ce" and not hasattr(model, "features"):
+            raise ValueError(f"loss = {self.loss!r}: expected 'ce' for a model without features(x) and a head")
+
+    def forward(self, x: Tensor, y: Tensor, x_adv: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(mean loss, number right) of the batch; TRADES sees clean and adversarial images side by side."""
+        if self.loss == "ce":
+            logits = self.model(x if x_adv is None else torch.cat([x, x_adv])).float()
+            if x_adv is not None:
+                logits, moved = logits.chunk(2)
+                loss = F.cross_entropy(logits, y) + self.beta * F.kl_div(
+                    moved.log_softmax(1), logits.log_softmax(1), reduction="batchmean", log_target=True
+                )
+            else:
+                loss = F.cross_entropy(logits, y)
+        else:
+            z = self.model.features(x)  # type: ignore[operator]
+            loss, logits = self.model.head.loss(z, y, self.loss), self.model.head(z)  # type: ignore[union-attr,operator]
+        return loss, (logits.detach().argmax(1) == y).sum()
+
+
+def craft(model: nn.Module, x: Tensor, y: Tensor, eps: Tensor, start: Tensor, adversary: Adversary) -> Tensor:
+    """Adversarial images of `x` within `eps` [n], from `start`; eval mode, and no gradient for parameters."""
+    training = [module for module in model.modules() if module.training]
+    learned = [p for p in model.parameters() if p.requires_grad]
+    try:
+        for module in training:
+            module.training = False
+        for p in learned:
+            p.requires_grad_(False)
+        with torch.no_grad():
+            clean = model(x).float() if adversary.attack in ("ilcm", "trades") else None  # [n, L]
+        target = y if clean is None else clean.scatter(1, y[:, None], torch.inf).argmin(1)
+
+        def gradient(x_adv: Tensor) -> Tensor:
+            with torch.enable_grad():
+                x_adv = x_adv.detach().requires_grad_(True)
+                logits = model(x_adv).float()
+                if adversary.attack == "trades":
+                    assert clean is not None
+                    loss = F.kl_div(logits.log_softmax(1), clean.log_softmax(1), reduction="sum", log_target=True)
+                elif adversary.attack == "ilcm":
+                    loss = -F.cross_entropy(logits, target, reduction="sum")
+                else:
+                    loss = F.cross_entropy(logits, y, reduction="sum")
+                return torch.autograd.grad(loss, x_adv)[0]
+
+        step = adversary.step if adversary.step is not None else 1 / adversary.steps
+        return ascend(gradient, x, start, eps=eps, step_size=eps * step, steps=adversary.steps)
+    finally:
+        for module in training:
+            module.training = True
+        for p in learned:
+            p.requires_grad_(True)
+
+
+def begin_attack(
+    x: Tensor, uniform: Tensor, rows: Tensor, draw: Tensor, recipe: Recipe, adversary: Adversary
+) -> tuple[Tensor, Tensor]:
+    """Each image's perturbation [n], and where its attack starts."""
+    low, high = adversary.range
+    eps = low + (high - low) * uniform
+    if not adversary.random_start:
+        return eps, x
+    return eps, random_start(x, eps, "linf", (0.0, 1.0), Noise(recipe.seed, rows), draw)  # type: ignore[arg-type]
+
+
+def craft_once(model: nn.Module, batches: Batches) -> None:
+    """Attack every training image on the network as it is now; the batches then mix these in."""
+    recipe, adversary = batches.recipe, batches.recipe.adversary
+    assert adversary is not None
+    chunk = 1024 if batches.device.type == "cuda" else 512  # large enough to keep the device busy
+    n = len(batches.labels)
+    generator = torch.Generator(batches.device).manual_seed(recipe.seed)
+    uniform = torch.rand(n, generator=generator, device=batches.device)
+    still = torch.full((n,), recipe.pad, device=batches.device)  # no crop, no mirror
+    crafted = torch.empty(batches.images.shape, device=batches.device)
+    for rows in torch.arange(n, device=batches.device).split(chunk):
+        x = batches.pixels(batches.images, rows, still[rows], still[rows], torch.zeros_like(rows))
+        eps, start = begin_attack(x, uniform[rows], rows, rows.new_zeros(()), recipe, adversary)
+        crafted[rows] = craft(model, x, batches.labels[rows], eps, start, adversary)
+    batches.adversarial = crafted
+
+
+def make_optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> torch.optim.Optimizer:
+    """The recipe's optimizer, its rate a tensor on CUDA, so that a captured step follows it."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise ValueError(f"model = {type(model).__name__}: expected a parameter to train, found none")
+    rate = torch.tensor(recipe.lr, device=device) if device.type == "cuda" else recipe.lr
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(
+            parameters, lr=rate, momentum=recipe.momentum, weight_decay=recipe.weight_decay, fused=True
+        )
+    kind = torch.optim.AdamW if recipe.decoupled else torch.optim.Adam
+    return kind(
+        parameters, lr=rate, betas=recipe.betas, weight_decay=recipe.weight_decay, fused=True,
+        capturable=device.type == "cuda",
+    )  # fmt: skip
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+def make_step(
+    model: nn.Module,
+    batches: Batches,
+    optimizer: torch.optim.Optimizer,
+    tally: Tally,
+    *,
+    eager: bool = False,
+    deterministic: bool = False,
+    amp: bool = False,
+) -> Callable[[], None]:
+    """A function that launches the next step: on CUDA captured and compiled, unless asked for eager steps.
+
+    `amp` runs the network in bfloat16 where that is safe; the loss is float32 always.
+    """
+    recipe, device = batches.recipe, batches.device
+    rank, world = share()
+    cuda = device.type == "cuda"
+    if not cuda:
+        keep_memory()
+    capture = cuda and not eager and world == 1
+    parts = world * recipe.accumulate
+    if batches.size < parts:
+        raise ValueError(f"batch_size = {batches.size}: expected at least {parts}, one image for each part")
+    adversary = recipe.adversary
+    smallest = batches.size // parts  # of the parts
+    if adversary is not None and not round(smallest * adversary.share):
+        raise ValueError(f"share = {adversary.share}: expected one image or more of a part of {smallest}")
+    mixed = (lambda: torch.autocast(device.type, torch.bfloat16)) if amp else nullcontext
+    fast_convolutions(model, capture)
+    objective: Callable[..., tuple[Tensor, Tensor]] = Objective(model, recipe)
+    take, attacked = batches.take, model
+    if world > 1:
+        objective = nn.parallel.DistributedDataParallel(
+            objective, device_ids=[device.index] if cuda else None
+        )
+    elif capture and not deterministic:
+        batches.for_any_length()
+        objective, take, attacked = (compile_quietly(one, dynamic=False) for one in (objective, take, model))
+
+    def step() -> None:
+        losses, correct, images = [], [], 0
+        for j in range(recipe.accumulate):
+            x, y, crafted, uniform, rows = take(rank + world * j, parts)
+            x_adv = None
+            if adversary is not None:
+                n = round(len(x) * adversary.share)  # the last n are attacked
+                if crafted is not None:
+                    x = torch.cat([x[:-n], crafted[-n:]])
+                else:
+                    eps, start = begin_attack(x[-n:], uniform[-n:], rows[-n:], tally.step, recipe, adversary)
+                    with mixed():
+                        moved = craft(attacked, x[-n:], y[-n:], eps, start, adversary)
+                    if adversary.attack == "trades":
+                        x_adv = moved
+                    else:
+                        x = torch.cat([x[:-n], moved])
+            held = world > 1 and j < recipe.accumulate - 1
+            with objective.no_sync() if held else nullcontext():  # type: ignore[attr-defined]
+                with mixed():
+                    loss, right = objective(x, y, x_adv) if x_adv is not None else objective(x, y)
+                (loss * (len(x) * world / batches.size)).backward()  # parts may differ by an image
+            losses.append(loss.detach() * len(x))
+            correct.append(right)
+            images += len(x)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        tally.add(torch.stack(losses).sum() / images, torch.stack(correct).sum(), images)
+        batches.advance()
+
+    if not capture:
+
+        def plain() -> None:
+            with _kernels(deterministic, cuda):
+                step()
+
+        return plain
+
+    count, graph = 0, torch.cuda.CUDAGraph()
+
+    def launch() -> None:
+        nonlocal count
+        count += 1
+        if count <= WARMUP:
+            with _kernels(deterministic, cuda):
+                step()
+            return
+        if count == WARMUP + 1:
+            here = torch.cuda.current_stream()
+            stream = None if here == torch.cuda.default_stream() else here  # a capture needs another than the default
+            with _kernels(deterministic, cuda), torch.cuda.graph(
+                graph, stream=stream, capture_error_mode="thread_local"
+            ):
+                step()  # recorded, not run
+        graph.replay()
+
+    return launch
+
+
+@contextmanager
+def _kernels(deterministic: bool, cuda: bool) -> Iterator[None]:
+    """cuDNN's fastest kernels, or those that always give the same bits; as it was afterwards."""
+    if not cuda:
+        yield
+        return
+    cudnn, before = torch.backends.cudnn, torch.are_deterministic_algorithms_enabled()
+    flags = cudnn.benchmark, cudnn.deterministic
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    try:
+        cudnn.benchmark, cudnn.deterministic = not deterministic, deterministic
+        yield
+    finally:
+        cudnn.benchmark, cudnn.deterministic = flags
+        torch.use_deterministic_algorithms(before)

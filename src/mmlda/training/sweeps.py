@@ -1,0 +1,415 @@
+"""Many independent jobs: several networks on one GPU at once, or a list of jobs over a Ray cluster.
+
+A sweep is a list of `Job`s and a folder. Each finished job is one file, `<name>.json`, with its network beside it;
+a rerun does only what is missing. A job says everything about itself, so where it runs makes no difference.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import functools
+import json
+import math
+import re
+import statistics
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+from torch import nn
+
+from mmlda import data as datasets
+from mmlda._utils.files import write_json, write_whole
+from mmlda._utils.progress import progress
+from mmlda._utils.tensors import packed
+from mmlda.data import ImageData
+from mmlda.evaluation.accuracy import accuracy
+from mmlda.models import build
+from mmlda.results import versions
+from mmlda.training.loop import Options, Run, difference, interruptible, sitting
+from mmlda.training.recipes import Recipe, network
+
+__all__ = ["Job", "JobsFailed", "cross_validate", "fit_many", "sweep"]
+
+
+def fit_many(
+    models: Sequence[nn.Module],
+    data: ImageData | Sequence[ImageData],
+    recipes: Recipe | Sequence[Recipe],
+    *,
+    out: Sequence[str | Path | None] | None = None,
+    device: torch.device | str | None = None,
+    show: bool = True,
+    **options: Any,
+) -> list[Run]:
+    """Train several networks on one GPU at the same time: a stream and a graph each, one launch in turn.
+
+    A network of this size leaves most of a large GPU idle; several at once fill it. Data and recipe are one for
+    all or one each. On the CPU the networks take turns too, and each comes out as `fit` would have made it. Where one
+    fails (diverges, say) the others are trained to their end, and then its error is raised.
+    """
+    n = len(models)
+    sets = [data] * n if isinstance(data, ImageData) else list(data)
+    values = [recipes] * n if isinstance(recipes, Recipe) else list(recipes)
+    outs = [None] * n if out is None else [None if o is None else Path(o) for o in out]
+    for name, given in (("data", sets), ("recipes", values), ("out", outs)):
+        if len(given) != n:
+            raise ValueError(f"{name} has {len(given)} entries: expected one for each of the {n} models")
+    settings = Options(device=device, **options)
+    if not n:
+        return []
+    cuda = torch.device(device).type == "cuda" if device is not None else next(models[0].parameters()).is_cuda
+    if cuda:  # the same images serve all: one copy on the device
+        where = torch.device(device) if device is not None else next(models[0].parameters()).device
+        copies = {id(s): s.to(where) for s in sets}
+        sets = [copies[id(s)] for s in sets]
+    runs = [Run(m, r, o) for m, r, o in zip(models, values, outs)]
+    failures = _together(runs, sets, settings, cuda=cuda, show=show)
+    for error in failures.values():
+        raise error
+    return runs
+
+
+def _together(
+    runs: list[Run], sets: list[ImageData], options: Options, *, cuda: bool, show: bool
+) -> dict[int, Exception]:
+    """Train in turn, one step each. One that fails leaves the others at work: what went wrong, by number.
+
+    Ctrl-C stops each after its step, saved as `fit` would; a second one stops at once.
+    """
+    failures: dict[int, Exception] = {}
+    interrupted = None
+    with interruptible() as stopped, torch.random.fork_rng(
+        devices=[torch.cuda.current_device()] if cuda else []
+    ), progress(f"{len(runs)} networks", sum(run.recipe.steps for run in runs), show=show) as report:
+
+        def tell(done: int, *, start: bool = False, **numbers: float) -> None:
+            report(sum(run.step for run in runs), start=start, **numbers)
+
+        generators = []  # each network's own state of the global one: dropout and the like, as `fit` has it
+        for run in runs:
+            torch.manual_seed(run.recipe.seed)
+            generators.append(torch.get_rng_state())
+        streams = [torch.cuda.Stream() if cuda else None for _ in runs]
+        sittings = (sitting(run, s, options, report=tell, stopped=stopped) for run, s in zip(runs, sets))
+        turns = dict(enumerate(sittings))
+        if cuda:
+            torch.cuda.synchronize()  # what the streams read has arrived
+        while turns:
+            for n, steps in list(turns.items()):
+                with torch.cuda.stream(streams[n]) if cuda else nullcontext():
+                    if not cuda:
+                        torch.set_rng_state(generators[n])
+                    try:
+                        if next(steps, None) is None:
+                            del turns[n]
+                    except KeyboardInterrupt as error:
+                        if not error.args:  # not the loop's own words: the second Ctrl-C
+                            raise
+                        interrupted = error
+                        del turns[n]
+                    except Exception as error:
+                        failures[n] = error
+                        del turns[n]
+                    if not cuda:
+                        generators[n] = torch.get_rng_state()
+        if cuda:
+            torch.cuda.synchronize()
+    if interrupted is not None:
+        raise interrupted
+    return failures
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One network to train and to measure.
+
+    Args:
+        name: of its files.
+        model: a config for `mmlda.models.build`.
+        recipe: how to train.
+        data: a name or folder for `mmlda.data.load`, or a training set, of which `part` says what to measure on.
+        part: which part of it: None for train and test as they are, ("fold", k, of, seed) for cross-validation on
+            the training set, ("holdout", n, seed), or ("biased", (alpha, ...), seed) for both sets.
+        root: where the data lies, on the machine the job runs on.
+    """
+
+    name: str
+    model: dict[str, Any]
+    recipe: Recipe
+    data: str | ImageData
+    part: tuple[Any, ...] | None = None
+    root: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "part", _tuples(self.part))  # lists, as JSON writes them, can't be looked up
+        if not re.fullmatch(r"[\w.=+-]+", self.name):
+            raise ValueError(f"name = {self.name!r}: expected letters, digits and . _ = + - only, as it names files")
+        if not isinstance(self.data, str) and (self.part is None or self.part[0] == "biased"):
+            raise ValueError(f"part = {self.part!r}: expected a fold or a holdout of a training set that stands alone")
+        kinds = {"fold": 4, "holdout": 3, "biased": 3}
+        if self.part is not None and kinds.get(self.part[0]) != len(self.part):
+            raise ValueError(f"part = {self.part!r}: expected None or one of {kinds}, with that many entries")
+
+    def sets(self) -> tuple[ImageData, ImageData]:
+        """What to train on, and what to measure on."""
+        train, test = _loaded(self.data, self.root) if isinstance(self.data, str) else (self.data, self.data)
+        if self.part is None:
+            return train, test
+        kind, *values = self.part
+        if kind == "fold":
+            return datasets.folds(train, values[1], values[2])[values[0]]
+        if kind == "holdout":
+            return datasets.holdout(train, values[0], values[1])
+        return datasets.biased(train, values[0], values[1]), datasets.biased(test, values[0], values[1])
+
+
+def _tuples(value: Any) -> Any:
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(data: str, root: str | None) -> tuple[ImageData, ImageData]:
+    """A list of jobs is mostly about one data set: read it once."""
+    return datasets.load(data, root)
+
+
+def run_jobs(jobs: Sequence[Job], *, device: str = "cpu", folder: Path | None = None) -> list[dict[str, Any]]:
+    """Do some jobs at the same time; their records, each with its network as base64 safetensors, so that it travels.
+
+    The record of a job that failed has its name and the `error`.
+    """
+    cuda = torch.device(device).type == "cuda"
+    loaded: dict[Any, tuple[ImageData, ImageData]] = {}
+    runs: dict[int, Run] = {}
+    failures: dict[int, Exception] = {}
+    for n, job in enumerate(jobs):
+        try:
+            if (key := (job.data, job.part, job.root)) not in loaded:  # jobs on the same data share one copy of it
+                loaded[key] = job.sets()
+            out = None if folder is None else folder / "runs" / job.name
+            runs[n] = Run(build(job.model, seed=job.recipe.seed), job.recipe, out)
+        except Exception as error:
+            failures[n] = error
+    sets = {n: loaded[jobs[n].data, jobs[n].part, jobs[n].root] for n in runs}
+    copies = {id(train): train.to(device) for train, _ in sets.values()}
+    trains = [copies[id(train)] for train, _ in sets.values()]
+    stopped = _together(list(runs.values()), trains, Options(device=device), cuda=cuda, show=False)
+    failures |= {list(runs)[turn]: error for turn, error in stopped.items()}
+    records = []
+    for n, job in enumerate(jobs):
+        try:
+            if n in failures:
+                raise failures[n]
+            records.append(_record(job, runs[n], *sets[n], device))
+        except Exception as error:
+            records.append({"name": job.name, "error": f"{type(error).__name__}: {error}"})
+    return records
+
+
+def _record(job: Job, run: Run, train: ImageData, test: ImageData, device: str) -> dict[str, Any]:
+    result = accuracy(run.model, test, device=device)
+    return {
+        **_about(job),
+        "train_images": len(train),
+        "test_images": len(test),
+        "train_sha256": train.digest(),
+        "test_sha256": test.digest(),
+        "loss": run.loss if math.isfinite(run.loss) else None,
+        "accuracy": result.accuracy,
+        "balanced_accuracy": result.balanced,
+        "per_class": [value if math.isfinite(value) else None for value in result.per_class],
+        "seconds": run.seconds,
+        "versions": versions(torch.device(device)),
+        "network": base64.b64encode(packed(run.model.state_dict())).decode(),
+    }
+
+
+def _about(job: Job) -> dict[str, Any]:
+    """The job itself as JSON; without `root`, which is a matter of the machine."""
+    data = job.data if isinstance(job.data, str) else {"name": job.data.name, "sha256": job.data.digest()}
+    value = dataclasses.asdict(dataclasses.replace(job, data="")) | {"data": data}
+    value.pop("root")
+    return json.loads(json.dumps({"format": 1, **value}))
+
+
+def _finished(job: Job, folder: Path) -> dict[str, Any] | None:
+    """A job's record; None where there is none, its network is gone, or, with a warning, where it is damaged."""
+    path = folder / f"{job.name}.json"
+    if not path.is_file():
+        return None
+    try:
+        record = json.loads(path.read_text())
+        if not isinstance(record, dict):
+            raise ValueError("it is no record")
+    except ValueError as error:
+        warnings.warn(f"result refused: {path}: {error}; doing the job again", stacklevel=2)
+        return None
+    for key, value in _about(job).items():
+        if record.get(key) != value:
+            what = difference(key, record.get(key), value)
+            raise ValueError(f"{path} is the result of another job: {what}; choose another folder or name")
+    return record if path.with_suffix(".safetensors").is_file() else None
+
+
+def _keep(record: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Write a job's files: the network first, since the record is what says that the job is done."""
+    record = dict(record)
+    network = record.pop("network", None)
+    if network is not None:
+        write_whole(folder / f"{record['name']}.safetensors", base64.b64decode(network))
+    write_json(folder / f"{record['name']}.json", record)
+    return record
+
+
+def in_hand(folder: Path, name: str) -> FileLock:
+    """Take a job in hand, or wait until the process that has it is done or dead."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / f".{name}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        print(f"{name}: waiting for another process that has it in hand", file=sys.stderr, flush=True)
+        lock.acquire()
+    return lock
+
+
+class JobsFailed(RuntimeError):
+    """Some jobs of a sweep failed; the results of the others are there."""
+
+
+def sweep(
+    jobs: Iterable[Job],
+    out: str | Path,
+    *,
+    device: str = "cpu",
+    at_once: int = 1,
+    ray: str | None = None,
+    show: bool = True,
+) -> list[dict[str, Any]]:
+    """Do the jobs whose result is not in `out` yet, whole; the records of all, in the order of the list.
+
+    They run here, `at_once` at the same time (see `fit_many`), and one that was killed goes on from its checkpoint.
+    With `ray`, an address or "local" or "auto", they go to the workers of a Ray cluster instead (extra
+    `mmlda[ray]`), each with one CPU, or one GPU where `device` is "cuda"; the files are written here as jobs end.
+    A job that fails, be it in its data, its network or its training, does not keep the others from their end; then
+    a `JobsFailed` names those that failed. Two processes may sweep the same list in the same folder: a job that one
+    has in hand is waited for by the other.
+    """
+    folder, jobs = Path(out), list(jobs)
+    if len({job.name for job in jobs}) != len(jobs):
+        raise ValueError("jobs have the same name twice: expected a name of its own for each")
+    if at_once < 1:
+        raise ValueError(f"at_once = {at_once}: expected at least 1")
+    records = {job.name: record for job in jobs if (record := _finished(job, folder)) is not None}
+    failed: list[str] = []
+    missing = [job for job in jobs if job.name not in records]
+    done = _here(missing, folder, device, at_once) if ray is None else _on_ray(missing, device, ray)
+    with progress("jobs", len(jobs), unit="jobs", start=len(records), every=10.0, show=show) as report:
+        for record in done:
+            if "error" in record:
+                failed.append(f"{record['name']}: {record['error']}")
+                continue
+            records[record["name"]] = _keep(record, folder)
+            report(len(records), accuracy=record["accuracy"])
+    if failed:
+        raise JobsFailed(f"{len(failed)} of {len(jobs)} jobs failed; the results of the others are in {folder}. "
+                           + "; ".join(failed))  # fmt: skip
+    return [records[job.name] for job in jobs]
+
+
+def _here(jobs: list[Job], folder: Path, device: str, at_once: int) -> Iterable[dict[str, Any]]:
+    """Do jobs; one that another process has in hand is waited for, and taken as that process leaves it."""
+    for start in range(0, len(jobs), at_once):
+        part = jobs[start : start + at_once]
+        with ExitStack() as stack:
+            for name in sorted(job.name for job in part):  # in one order everywhere, so that nobody waits in a circle
+                stack.callback(in_hand(folder, name).release)
+            done = {job.name: record for job in part if (record := _finished(job, folder)) is not None}
+            yield from done.values()
+            yield from run_jobs([job for job in part if job.name not in done], device=device, folder=folder)
+
+
+def _on_ray(jobs: list[Job], device: str, address: str) -> Iterable[dict[str, Any]]:
+    if not jobs:
+        return
+    try:
+        import ray
+    except ImportError:
+        raise ValueError("ray was asked for: expected the extra, pip install 'mmlda[ray]'") from None
+    with ExitStack() as stack:
+        if not ray.is_initialized():
+            ray.init(address=None if address == "local" else address, log_to_driver=False, include_dashboard=False)
+            stack.callback(ray.shutdown)
+        work: Callable[..., Any] = ray.remote(run_jobs).options(
+            num_cpus=1, num_gpus=1 if device == "cuda" else 0, max_retries=3
+        ).remote
+        waiting = [work([job], device=device) for job in jobs]
+        while waiting:
+            (ready,), waiting = ray.wait(waiting, num_returns=1)
+            yield from ray.get(ready)
+
+
+def fold_jobs(
+    data: str | ImageData,
+    recipe: Recipe,
+    C: Sequence[float],
+    folds: int,
+    *,
+    model: dict[str, Any],
+    root: str | None = None,
+) -> list[Job]:
+    """The jobs of a cross-validation of C: all folds of the first value, then of the next."""
+    return [
+        Job(name=f"C={c!r}-fold={k}", model={**model, "head": "mmlda", "C": c}, recipe=recipe, data=data,
+            part=("fold", k, folds, recipe.seed), root=root)
+        for c in map(float, C)
+        for k in range(folds)
+    ]  # fmt: skip
+
+
+def cross_validate(
+    data: str | ImageData,
+    recipe: Recipe,
+    C: Iterable[float],
+    folds: int = 5,
+    *,
+    model: dict[str, Any] | None = None,
+    out: str | Path | None = None,
+    root: str | None = None,
+    **where: Any,
+) -> list[dict[str, Any]]:
+    """Error against C on held-out folds of the training set (Fig. 5): one entry for each C, with its folds.
+
+    Args:
+        data: a name or folder for `mmlda.data.load`, or a training set.
+        model: a config for `mmlda.models.build`; by default the paper's network for images of this size.
+        out: folder of the sweep, which makes it resumable; without it everything is done in one go.
+        where: passed on to `sweep`: device, at_once, ray, show.
+    """
+    if folds < 2:
+        raise ValueError(f"folds = {folds}: expected at least 2")
+    if model is None:
+        train = datasets.load(data, root)[0] if isinstance(data, str) else data
+        size = {"channels": train.shape[0], "num_classes": train.num_classes}
+        model = {**network("mmlda", "digits" if min(train.shape[1:]) < 16 else "mnist"), **size}
+    C = [float(c) for c in C]
+    jobs = fold_jobs(data, recipe, C, folds, model=model, root=root)
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory()) if out is None else out
+        records = iter(sweep(jobs, folder, **where))
+    table = []
+    for c in C:
+        errors = [100 * (1 - next(records)["accuracy"]) for _ in range(folds)]
+        table.append({"C": c, "log10_C": math.log10(c), "errors": errors, "mean": statistics.mean(errors),
+                      "std": statistics.stdev(errors), "folds": folds, "steps": recipe.steps})  # fmt: skip
+    return table

@@ -1,0 +1,286 @@
+"""The readers, bit for bit against files written here, and against files that lie."""
+
+import gzip
+import io
+import os
+import pickle
+import struct
+import tarfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mmlda.data import formats
+
+rng = np.random.default_rng(0)
+
+
+def idx_bytes(values):
+    """The format as its page describes it: magic, sizes, values."""
+    return struct.pack(">HBB", 0, 8, values.ndim) + struct.pack(f">{values.ndim}I", *values.shape) + values.tobytes()
+
+
+def cifar_bin(images, labels):
+    return b"".join(bytes([y]) + x.tobytes() for x, y in zip(images, labels))
+
+
+def cifar_py(images, labels, protocol=2):
+    batch = {b"batch_label": b"a batch", b"labels": labels.tolist(), b"data": images.reshape(len(images), -1)}
+    return pickle.dumps(batch, protocol=protocol)
+
+
+def images_and_labels(n, shape=(3, 32, 32)):
+    return rng.integers(0, 256, (n, *shape), np.uint8), rng.integers(0, 10, n).astype(np.uint8)
+
+
+def tar_bytes(members, mode="w:gz"):
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode=mode) as tar:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return out.getvalue()
+
+
+# -------------------------------------------------------------------------------------------------------- IDX
+
+
+@pytest.mark.parametrize("shape", [(7,), (5, 4, 3), (2, 3, 4, 5), (0, 4, 4)])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_idx(tmp_path, shape, pack):
+    values = rng.integers(0, 256, shape, np.uint8)
+    path = tmp_path / "values"  # what it is is in its bytes, not in its name
+    path.write_bytes(pack(idx_bytes(values)))
+    read = formats.read_idx(path)
+    assert read.dtype == np.uint8 and read.shape == shape and (read == values).all()
+
+
+def damaged(values):
+    whole = idx_bytes(values)
+    yield "truncated", whole[:-1]
+    yield "truncated", whole[:9]
+    yield "not an IDX", b""
+    yield "not an IDX", b"\0\0\x08"
+    yield "not an IDX", b"\x01" + whole[1:]
+    yield "not an IDX", whole[:2] + b"\x0d" + whole[3:]  # floats
+    yield "not an IDX", whole[:3] + b"\x00" + whole[4:]
+    yield "not an IDX", whole[:3] + b"\xff" + whole[4:]
+    yield "after its last value", whole + b"\0"
+    yield "promises", b"\0\0\x08\x03" + struct.pack(">3I", 2**32 - 1, 2**32 - 1, 2**32 - 1)
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+@pytest.mark.parametrize("case", range(10))
+def test_idx_that_lies(tmp_path, pack, case):
+    words, content = list(damaged(rng.integers(0, 256, (5, 4, 3), np.uint8)))[case]
+    path = tmp_path / "images"
+    path.write_bytes(pack(content))
+    with pytest.raises(ValueError, match=words) as error:
+        formats.read_idx(path)
+    assert str(path) in str(error.value)
+
+
+def test_idx_in_a_cut_or_altered_gzip(tmp_path):
+    packed = gzip.compress(idx_bytes(rng.integers(0, 256, (50, 8, 8), np.uint8)))
+    path = tmp_path / "images.gz"
+    flipped = bytearray(packed)
+    flipped[len(packed) // 2] ^= 1
+    for content in (packed[:-9], packed[: len(packed) // 2], bytes(flipped), packed + b"garbage"):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=str(path)):
+            formats.read_idx(path)
+
+
+def test_idx_bomb_is_not_unpacked(tmp_path, monkeypatch):
+    monkeypatch.setattr(formats, "LIMIT", 1 << 20)
+    path = tmp_path / "bomb.gz"
+    path.write_bytes(gzip.compress(idx_bytes(np.zeros((2, 1024, 1024), np.uint8))))
+    with pytest.raises(ValueError, match="promises 2097152 bytes"):
+        formats.read_idx(path)
+    # A small promise and much behind it: only one byte more than promised is read.
+    path.write_bytes(gzip.compress(idx_bytes(np.zeros((2, 2, 2), np.uint8)) + bytes(10 << 20)))
+    with pytest.raises(ValueError, match="after its last value"):
+        formats.read_idx(path)
+
+
+# -------------------------------------------------------------------------------------------------------- tar
+
+
+def test_tar_files(tmp_path):
+    members = [("a/b.bin", b"one"), ("./c", b""), ("d" * 150, b"two" * 1000)]
+    for mode in ("w", "w:gz"):
+        path = tmp_path / "x"
+        path.write_bytes(tar_bytes(members, mode))
+        assert list(formats.tar_files(path)) == [("a/b.bin", b"one"), ("c", b""), ("d" * 150, b"two" * 1000)]
+
+
+@pytest.mark.parametrize("name", ["../out", "a/../../out", "/etc/out", "..\\out", "C:\\out", "a/..", "..", "C:out"])
+def test_tar_members_stay_in_the_folder(tmp_path, name):
+    path = tmp_path / "x.tar.gz"
+    path.write_bytes(tar_bytes([(name, b"x")]))
+    with pytest.raises(ValueError, match="leave the folder"):
+        list(formats.tar_files(path))
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
+def test_tar_members_are_files(tmp_path, kind):
+    path = tmp_path / "x.tar"
+    with tarfile.open(path, "w") as tar:
+        info = tarfile.TarInfo("data_batch_1.bin")
+        info.type, info.linkname = kind, "/etc/passwd"
+        tar.addfile(info)
+    with pytest.raises(ValueError, match="not a regular file"):
+        list(formats.tar_files(path))
+
+
+def test_tar_bomb_and_cut_tar(tmp_path):
+    path = tmp_path / "x.tar.gz"
+    whole = tar_bytes([("zeros", bytes(10 << 20)), ("more", rng.bytes(10000))])
+    path.write_bytes(whole)
+    with pytest.raises(ValueError, match="allowed"):
+        list(formats.tar_files(path, limit=1 << 20))
+    path.write_bytes(tar_bytes([(str(i), bytes(1 << 19)) for i in range(4)]))  # small members, too many of them
+    with pytest.raises(ValueError, match="allowed"):
+        list(formats.tar_files(path, limit=1 << 20))
+    for cut in (whole[:-3000], whole[:100], b"no tar at all", b""):
+        path.write_bytes(cut)
+        with pytest.raises(ValueError, match=str(path)):
+            list(formats.tar_files(path))
+
+
+# --------------------------------------------------------------------------------------------------- CIFAR-10
+
+
+def test_cifar_records():
+    images, labels = images_and_labels(6)
+    x, y = formats.cifar_records(cifar_bin(images, labels), "batch")
+    assert (x == images).all() and (y == labels).all()
+    for content in (b"", cifar_bin(images, labels)[:-1], cifar_bin(images, labels) + b"\0"):
+        with pytest.raises(ValueError, match=r"some/batch.*3073"):
+            formats.cifar_records(content, "some/batch")
+    with pytest.raises(ValueError, match="label 10"):
+        formats.cifar_records(bytes([10]) + bytes(3072), "batch")
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4])
+def test_cifar_pickle(protocol):
+    images, labels = images_and_labels(6)
+    x, y = formats.cifar_pickle(cifar_py(images, labels, protocol), "batch")
+    assert (x == images).all() and (y == labels).all()
+
+
+def test_cifar_pickle_as_python_2_wrote_it():
+    """Opcode for opcode what Python 2's cPickle with NumPy 1 makes of {'data': ..., 'labels': [...]}."""
+    images, labels = images_and_labels(2)
+    raw = images.tobytes()
+    content = (
+        b"\x80\x02}q\x01(U\x04dataq\x02cnumpy.core.multiarray\n_reconstruct\nq\x03cnumpy\nndarray\nq\x04K\x00\x85"
+        b"U\x01b\x87Rq\x05(K\x01K\x02M\x00\x0c\x86cnumpy\ndtype\nq\x06U\x02u1K\x00K\x01\x87Rq\x07(K\x03U\x01|NNN"
+        b"J\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89T" + struct.pack("<i", len(raw)) + raw + b"tbU\x06labelsq\x08]"
+        b"(K" + bytes([labels[0]]) + b"K" + bytes([labels[1]]) + b"eu."
+    )
+    x, y = formats.cifar_pickle(content, "batch")
+    assert (x == images).all() and (y == labels).all()
+
+
+class Evil:
+    def __init__(self, function, *args):
+        self.call = (function, args)
+
+    def __reduce__(self):
+        return self.call
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4, 5])
+def test_pickles_can_not_act(tmp_path, protocol):
+    proof = tmp_path / "proof"
+    for evil in (
+        Evil(os.system, f"touch {proof}"),
+        Evil(eval, f"open({str(proof)!r}, 'w')"),
+        Evil(open, str(proof), "w"),
+        Evil(getattr, "text", "upper"),
+        Evil(np.memmap, str(proof), "u1", "w+", 0, (4,)),
+        Evil(np.fromfile, "/etc/passwd"),
+    ):
+        content = pickle.dumps({b"data": evil, b"labels": [0]}, protocol=protocol)
+        with pytest.raises(ValueError, match=r"batch is not a CIFAR-10 batch: the pickle asks for .* not allowed"):
+            formats.cifar_pickle(content, "batch")
+        assert not proof.exists()
+
+
+def test_pickles_that_are_no_batch():
+    images, labels = images_and_labels(2)
+    flat = images.reshape(2, -1)
+    codec = b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00xX\x06\x00\x00\x00rot_13\x86R."
+    for content in (
+        b"",
+        b"garbage",
+        cifar_py(images, labels)[:-50],
+        pickle.dumps([1, 2]),
+        pickle.dumps({b"data": flat.astype(np.float32), b"labels": [0, 1]}),
+        pickle.dumps({b"data": flat[:, :-1], b"labels": [0, 1]}, protocol=2),
+        pickle.dumps({b"data": flat, b"labels": [0]}, protocol=2),
+        pickle.dumps({b"data": flat, b"labels": [0, 300]}, protocol=2),
+        pickle.dumps({b"data": flat, b"labels": [0, -1]}, protocol=2),
+        pickle.dumps({b"data": flat, b"labels": [0, 10]}, protocol=2),
+        pickle.dumps({b"data": flat, b"fine_labels": [0, 1]}, protocol=2),  # CIFAR-100
+        codec,
+    ):
+        with pytest.raises(ValueError, match=r"^some/batch "):
+            formats.cifar_pickle(content, "some/batch")
+
+
+def test_cifar_needs_all_its_batches(tmp_path):
+    for i in range(1, 6):
+        (tmp_path / f"data_batch_{i}.bin").write_bytes(cifar_bin(*images_and_labels(2)))
+    with pytest.raises(ValueError, match=r"test_batch\.bin missing"):
+        formats.read_cifar10(tmp_path)
+
+
+# ----------------------------------------------------------------------------------------------------- images
+
+
+def save(path, array, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(array).save(path, **options)
+
+
+def test_images_that_do_not_fit(tmp_path):
+    save(tmp_path / "a" / "0.png", np.zeros((4, 5), np.uint8))
+    odd = tmp_path / "a" / "1.png"
+    folders = [tmp_path / "a"]
+    save(odd, np.zeros((5, 4), np.uint8))
+    with pytest.raises(ValueError, match=f"{odd} is 4 x 5, expected 5 x 4"):
+        formats.read_images(folders)
+    save(odd, np.zeros((4, 5), np.uint16))
+    with pytest.raises(ValueError, match=f"{odd} has more than 8 bits"):
+        formats.read_images(folders)
+    odd.write_bytes(b"not a picture")
+    with pytest.raises(ValueError, match=f"{odd} can't be read"):
+        formats.read_images(folders)
+    save(odd, rng.integers(0, 256, (4, 5), np.uint8))
+    odd.write_bytes(odd.read_bytes()[:-30])
+    with pytest.raises(ValueError, match=f"{odd} can't be read"):
+        formats.read_images(folders)
+
+
+def test_images_too_many_for_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(formats, "LIMIT", 1000)
+    save(tmp_path / "a" / "0.png", np.zeros((40, 40), np.uint8))
+    with pytest.raises(ValueError, match="don't fit in 1000 bytes"):
+        formats.read_images([tmp_path / "a"])
+
+
+def test_image_modes(tmp_path):
+    grey, colour = rng.integers(0, 256, (4, 5), np.uint8), rng.integers(0, 256, (4, 5, 3), np.uint8)
+    save(tmp_path / "a" / "0.png", grey)
+    save(tmp_path / "b" / "0.bmp", grey)
+    (tmp_path / "a" / "notes.txt").write_text("not an image")
+    (tmp_path / "a" / ".hidden.png").write_bytes(b"")
+    x, y = formats.read_images([tmp_path / "a", tmp_path / "b"])
+    assert x.shape == (2, 1, 4, 5) and (x[:, 0] == grey).all() and y.tolist() == [0, 1]
+    save(tmp_path / "b" / "1.png", np.dstack([colour, np.full((4, 5), 7, np.uint8)]))  # with transparency
+    x, y = formats.read_images([tmp_path / "a", tmp_path / "b"])
+    assert x.shape == (3, 3, 4, 5) and (x[0] == grey).all() and (x[2] == colour.transpose(2, 0, 1)).all()

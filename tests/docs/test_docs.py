@@ -1,0 +1,301 @@
+"""The documentation: its snippets run, its links lead somewhere, its commands and messages exist, its maps are true."""
+
+import ast
+import contextlib
+import importlib.util
+import io
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+
+from mmlda.cli import app
+
+ROOT = Path(__file__).parents[2]
+DOCS, SOURCE = ROOT / "docs", ROOT / "src" / "mmlda"
+PAGES = [DOCS / "getting-started.md", *sorted((DOCS / "how-to").glob("*.md"))]
+PROSE = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.S | re.M)
+
+
+def names(paths):
+    return [str(path.relative_to(ROOT)) for path in paths]
+
+
+# ---------------------------------------------------------------------------------------------------- snippets
+
+
+def masked(line):
+    """A printed line with its numbers taken out: they differ between versions and threads."""
+    return " ".join(re.sub(r"[-+]?\d[\d.]*(e[-+]?\d+)?", "#", line).split())
+
+
+def run_page(page, folder, monkeypatch):
+    """Execute a page's Python in one namespace; then what it printed must look like what the page shows."""
+    text, space, said = page.read_text(), {"__name__": "docs"}, []
+    monkeypatch.chdir(folder)
+    for block in FENCE.finditer(text):
+        kind, code = block[1].strip(), block[2]
+        line = text.count("\n", 0, block.start()) + 1
+        if kind == "python no-run":
+            before = text[: block.start()].rstrip().rsplit("\n", 1)[-1]
+            assert before.startswith("<!-- no-run: "), f"{page.name}:{line}: no-run without a reason"
+        elif kind == "python":
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out), torch.random.fork_rng(devices=[]):  # pages set the seed
+                exec(compile("\n" * line + code, str(page), "exec"), space)
+            said = [masked(printed) for printed in out.getvalue().splitlines()]
+        elif kind == "text":
+            for shown in code.splitlines():
+                if shown.strip() and not shown.startswith("..."):
+                    start = masked(shown.removesuffix(" ..."))
+                    close = [printed for printed in said if printed.startswith(start)]
+                    assert close, f"{page.name}:{line}: {shown!r} is shown, and printed was {said}"
+
+
+@pytest.mark.parametrize("page", names(page for page in PAGES if page.name != "ray-cluster.md"))
+def test_the_snippets_run_and_print_what_is_shown(page, tmp_path, monkeypatch):
+    run_page(ROOT / page, tmp_path, monkeypatch)
+
+
+@pytest.mark.long
+def test_the_snippets_for_a_cluster_run(tmp_path, monkeypatch):
+    pytest.importorskip("ray", reason="the extra mmlda[ray] is not installed")
+    run_page(DOCS / "how-to" / "ray-cluster.md", tmp_path, monkeypatch)
+
+
+def test_a_snippet_that_fails_or_prints_something_else_is_noticed(tmp_path, monkeypatch):
+    page = tmp_path / "page.md"
+    for content, error in [("```python\n1 / 0\n```\n", ZeroDivisionError),
+                           ("```python\nprint('a 1')\n```\n\n```text\nb 1\n```\n", AssertionError),
+                           ("```python no-run\n1\n```\n", AssertionError)]:  # fmt: skip
+        page.write_text(content)
+        with pytest.raises(error):
+            run_page(page, tmp_path, monkeypatch)
+    page.write_text("```python\nprint('took 1.5 s, done')\n```\n\n```text\ntook 27 s, ...\n```\n")
+    run_page(page, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("page", names(sorted((DOCS / "how-to").glob("*.md"))))
+def test_how_to_pages_stay_short(page):
+    assert len((ROOT / page).read_text().splitlines()) <= 120
+
+
+# ---------------------------------------------------------------------------------------------------- links
+
+
+def without_code(text):
+    return re.sub(r"`[^`\n]*`", "", FENCE.sub("", text))
+
+
+def anchors(path):
+    """GitHub's anchors of a page's headings; a second one of the same name has a number."""
+    seen, found = {}, set()
+    for heading in re.findall(r"^#+ (.*)$", FENCE.sub("", path.read_text()), re.M):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        slug = re.sub(r"[^\w\- ]", "", words.lower()).strip().replace(" ", "-")
+        found.add(slug if slug not in seen else f"{slug}-{seen[slug]}")
+        seen[slug] = seen.get(slug, 0) + 1
+    return found
+
+
+def broken_links(page):
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text())):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    return broken
+
+
+@pytest.mark.parametrize("page", names(PROSE))
+def test_links_lead_to_files_and_headings_that_exist(page):
+    assert not broken_links(ROOT / page)
+
+
+def test_broken_links_are_noticed(tmp_path):
+    (tmp_path / "other.md").write_text("# Some `code`, and more\n\n## Twice\n\n## Twice\n")
+    page = tmp_path / "page.md"
+    page.write_text("[a](other.md#some-code-and-more) [b](other.md#twice-1) `[c](no.md)` [d](https://example.org)\n")
+    assert broken_links(page) == []
+    page.write_text("[a](other.md#some) [b](other.md#twice-2) [c](no.md)\n")
+    assert broken_links(page) == ["other.md#some", "other.md#twice-2", "no.md"]
+
+
+def test_the_index_names_every_page():
+    index = (DOCS / "README.md").read_text()
+    for page in DOCS.rglob("*.md"):
+        if page != DOCS / "README.md":
+            assert f"]({page.relative_to(DOCS)})" in index, page
+
+
+# ---------------------------------------------------------------------------------------------------- commands
+
+
+def commands(text):
+    """Command lines of mmlda in code that is no Python: after a prompt, or indented."""
+    lines = [line for kind, code in FENCE.findall(text) if kind in ("console", "sh", "bash", "") for line in
+             code.splitlines()]  # fmt: skip
+    lines += [line for line in FENCE.sub("", text).splitlines() if line.startswith("    ")]
+    for line in lines:
+        for part in line.strip().removeprefix("$ ").split("&&"):
+            if found := re.match(r"(?:torchrun .*-m |python -m )?mmlda\s+(\S.*)", part.strip()):
+                yield shlex.split(found[1], comments=True)
+
+
+def parse(words):
+    """Parse a command line as the program would, without running it."""
+    command = typer.main.get_command(app)
+    if words[0].startswith("--"):
+        assert words[0] in [name for option in command.params for name in option.opts], words
+        return
+    words = list(words)
+    while hasattr(command, "commands"):
+        assert words and words[0] in command.commands, words
+        command = command.commands[words.pop(0)]
+    command.make_context("mmlda", words)
+
+
+@pytest.mark.parametrize("page", names(PROSE))
+def test_commands_have_the_subcommands_and_options_shown(page):
+    text = (ROOT / page).read_text()
+    for words in commands(text):
+        parse(words)
+    for code in re.findall(r"`mmlda ([a-z][^`\n]*)`", FENCE.sub("", text)):  # in a sentence: names and options only
+        command = typer.main.get_command(app)
+        words = re.split(r"[\s|,]+", code)
+        while hasattr(command, "commands") and words:
+            assert words[0] in command.commands, code
+            command = command.commands[words.pop(0)]
+        options = {name for option in command.params for name in option.opts}
+        assert {word for word in words if word.startswith("-")} <= options, code
+
+
+@pytest.mark.parametrize("line", ["$ mmlda trian --data digits", "$ mmlda train --dta digits", "$ mmlda data get mnist",
+                                  "$ torchrun -m mmlda train --eps 3"])  # fmt: skip
+def test_a_command_that_does_not_exist_is_noticed(line):
+    (words,) = commands(f"```console\n{line}\n```\n")
+    with pytest.raises(Exception):  # noqa: B017 - an AssertionError, or click's own
+        parse(words)
+
+
+def test_there_are_commands_to_check():
+    assert sum(len(list(commands(page.read_text()))) for page in PAGES) > 15
+
+
+# ---------------------------------------------------------------------------------------------------- messages
+
+
+def literals():
+    """Every string of the sources, with a gap where an f-string has a value."""
+    found = []
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                found.append("".join(str(p.value) if isinstance(p, ast.Constant) else "\0" for p in node.values))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return found
+
+
+def said_somewhere(message, strings):
+    """Whether one string of the sources has the message, whose `...` stand for anything."""
+    parts = [part for part in message.split("...") if part.strip()]
+    pattern = re.compile(".*".join(re.escape(part.strip()) for part in parts), re.S)
+    return any(pattern.search(text) for text in strings)
+
+
+@pytest.mark.parametrize("page", names(PAGES))
+def test_messages_shown_are_in_the_sources(page):
+    strings = literals()
+    rows = re.findall(r"^\| message \|.*\n\|[-|]+\n((?:\|.*\n)+)", (ROOT / page).read_text(), re.M)
+    for table in rows:
+        for row in table.splitlines():
+            cell = row.split("|")[1].strip()
+            if cell.startswith("`"):
+                assert said_somewhere(cell.split("`")[1], strings), cell
+    assert rows
+
+
+def test_a_message_nobody_gives_is_noticed():
+    strings = literals()
+    assert said_somewhere("eps = ...: expected a radius between 0 and 1, the range of the images", strings)
+    assert not said_somewhere("eps = ...: expected a happy number", strings)
+
+
+# ---------------------------------------------------------------------------------------------------- the paper
+
+
+def test_the_rules_of_the_verdicts_are_those_of_the_code():
+    rules = {}
+    for path in (SOURCE / "paper").glob("*.py"):
+        tree = ast.parse(path.read_text())
+        named = {getattr(node.targets[0], "id", ""): node.value for node in tree.body if isinstance(node, ast.Assign)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "claim":
+                name = node.args[1]
+                key = name.value if isinstance(name, ast.Constant) else name.values[0].value.rstrip("-")
+                rule = next(word.value for word in node.keywords if word.arg == "rule")
+                rules[key] = (named[rule.id] if isinstance(rule, ast.Name) else rule).value
+    text = (DOCS / "how-to" / "reproduce-the-paper.md").read_text()
+    shown = dict(re.findall(r"^\| ([\w-]+) \| (.*) \|$", text.split("## The rules of the verdicts")[1], re.M))
+    shown.pop("claim", None)
+    shown.pop("message", None)
+    assert shown == rules and len(rules) == 13
+
+
+def test_every_part_of_the_paper_is_described():
+    from mmlda.paper import PARTS
+
+    text = (DOCS / "how-to" / "reproduce-the-paper.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)` \|", text, re.M)) == {*PARTS, "all"}
+
+
+# ---------------------------------------------------------------------------------------------------- reference
+
+
+@pytest.fixture(scope="module")
+def maker():
+    spec = importlib.util.spec_from_file_location("make_reference", ROOT / "tools" / "make_reference.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_reference_is_up_to_date(maker):
+    assert (DOCS / "reference.md").read_text() == maker.page(), "run python tools/make_reference.py"
+
+
+def test_the_reference_has_every_public_name(maker):
+    import mmlda
+
+    text = maker.page()
+    assert text == maker.page() and " at 0x" not in text
+    for name in set(mmlda.__all__) - {"__version__"}:
+        assert re.search(rf"^###+ `mmlda\.{name}`$", text, re.M), name
+    for name in mmlda.attacks.__all__:
+        assert f"#### `mmlda.attacks.{name}`" in text
+
+
+def test_a_docstring_becomes_markdown(maker):
+    def function(a: int, *, b: str = "x") -> None:
+        """Does it.
+
+        Args:
+            a: a number, which
+                goes on.
+            b: a word.
+
+        >>> 1 + 1
+        2
+        """
+
+    assert maker.text(function) == ("Does it.\n\n\n- `a`: a number, which\n  goes on.\n- `b`: a word.\n\n\n```pycon\n"
+                                    ">>> 1 + 1\n2\n```")  # fmt: skip
+    assert maker.call("function", function) == "function(a: int, *, b: str = 'x')"

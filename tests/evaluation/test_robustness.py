@@ -1,0 +1,255 @@
+"""Attacks on many images: what is kept of each, and that finished work is not repeated."""
+
+import contextlib
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from attack_models import classifier
+from safetensors.torch import load, load_file
+from torch import nn
+
+import mmlda
+from mmlda.attacks import BIM, FGSM, ILCM, JSMA, PGD, CarliniWagner, WorstCase, compiled
+from mmlda.evaluation import robustness as outcomes
+from mmlda.evaluation.robustness import adversarial_images, attack_images, describe_attack, predictions
+from mmlda.models import build
+from mmlda.paper.verification import _attack
+from mmlda.results import Result
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return mmlda.data.load("digits")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return classifier()
+
+
+class Counting(nn.Module):
+    """Counts the images that go through."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.images = inner, 0
+
+    def forward(self, x):
+        self.images += len(x)
+        return self.inner(x)
+
+
+def test_predictions_leave_the_mode_as_it_was(model, digits):
+    model.train()
+    first = predictions(model, digits[1])
+    assert model.training and model.backbone.layers[1].training
+    model.eval()
+    assert torch.equal(first, predictions(model, digits[1], batch_size=11))
+
+
+def test_the_success_that_is_shown_is_of_all_images_so_far(model, digits, tmp_path, monkeypatch):
+    shown = []
+
+    @contextlib.contextmanager
+    def progress(*_, **__):
+        yield lambda done, **numbers: shown.append((done, numbers["success"]))
+
+    monkeypatch.setattr(outcomes, "progress", progress)
+    attack_images(model, digits[1], FGSM(eps=0.06), out=tmp_path, n=90, chunk=10)
+    won = FGSM(eps=0.06)(model, digits[1].pixels(slice(90)), digits[1].labels[:90]).success.double()
+    assert shown == [(n, pytest.approx(float(won[:n].mean()), abs=0.02)) for n in range(10, 91, 10)]
+    alone = [float(part.mean()) for part in won.split(10)]
+    assert max(abs(one - success) for one, (_, success) in zip(alone, shown)) > 0.1  # and not of the last chunk
+
+
+def test_the_summary_is_what_the_attack_did(model, digits, tmp_path):
+    attack = PGD(eps=0.06, steps=10)
+    summary = attack_images(model, digits[1], attack, out=tmp_path, n=90, chunk=40, show=False)
+    x, y = digits[1].pixels(slice(90)), digits[1].labels[:90]
+    whole = attack(model, x, y)
+    numbers = summary.numbers
+    assert 5 < summary.value < 95
+    # a chunk's noise belongs to its images, so chunks and the whole agree but for rounding
+    assert summary.value == pytest.approx(100 * float((whole.prediction == y).double().mean()), abs=2)
+    right = model(x).argmax(1) == y
+    assert numbers["clean_accuracy"] == pytest.approx(float(right.double().mean()))
+    broken = right & whole.success
+    assert numbers["mean_l2"] == pytest.approx(float(whole.l2[broken].double().mean()), rel=0.02)
+    assert numbers["success_rate"] == pytest.approx(1 - summary.value / 100 / numbers["clean_accuracy"])
+    assert summary.interval[0] < summary.value < summary.interval[1]
+    assert Result.load(tmp_path / "result.json") == summary
+    assert summary.attack["settings"]["eps"] == 0.06 and summary.attack["name"] == "PGD" and summary.versions["torch"]
+    kept = load(summary.read_outcomes(tmp_path))
+    assert 100 * float(((kept["clean"] == y) & ~kept["success"]).double().mean()) == pytest.approx(summary.value)
+    torch.testing.assert_close(kept["l2"].float(), whole.l2, rtol=0.02, atol=0.01)
+    assert (tmp_path / "examples.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert torch.equal(model(adversarial_images(tmp_path)).argmax(1), kept["prediction"].long())
+
+
+def test_an_image_that_missed_its_target_is_not_counted_as_held(model, digits, tmp_path):
+    """ILCM pushes towards the least likely class; on the way most images end in another wrong one."""
+    found = attack_images(model, digits[1], ILCM(eps=0.2), out=tmp_path, n=80, show=False)
+    x, y = digits[1].pixels(slice(80)), digits[1].labels[:80]
+    result = ILCM(eps=0.2)(model, x, y)
+    held = (result.prediction == y) & (model(x).argmax(1) == y)
+    missed = (result.prediction != y) & ~result.success
+    assert missed.any() and found.value == pytest.approx(100 * float(held.double().mean()))
+
+
+def test_finished_chunks_are_not_attacked_again(model, digits, tmp_path):
+    attack, counting = BIM(eps=0.1), Counting(model).eval()
+    first = attack_images(counting, digits[1], attack, out=tmp_path, n=60, chunk=20, show=False)
+    one_chunk = counting.images // 3
+    (tmp_path / "images-000020.safetensors").unlink()
+    counting.images = 0
+    again = attack_images(counting, digits[1], attack, out=tmp_path, n=60, chunk=20, show=False)
+    assert counting.images == one_chunk > 0
+    assert replace(first, seconds=0) == replace(again, seconds=0)
+    counting.images = 0
+    attack_images(counting, digits[1], attack, out=tmp_path, n=60, chunk=20, show=False)
+    assert counting.images == 0
+
+
+def test_another_attack_network_or_data_in_the_same_folder_is_refused(model, digits, tmp_path):
+    attack_images(model, digits[1], BIM(eps=0.1), out=tmp_path, n=20, show=False)
+    with pytest.raises(ValueError, match="other attack"):
+        attack_images(model, digits[1], BIM(eps=0.2), out=tmp_path, n=20, show=False)
+    other = build(model.config, seed=1)
+    with pytest.raises(ValueError, match="other network"):
+        attack_images(other, digits[1], BIM(eps=0.1), out=tmp_path, n=20, show=False)
+    with pytest.raises(ValueError, match="n = 361"):
+        attack_images(model, digits[1], BIM(eps=0.1), out=tmp_path / "x", n=361, show=False)
+
+
+def test_a_failed_minimum_norm_attack_is_infinite_in_the_file_and_left_out_of_the_mean(digits, tmp_path):
+    """A network that always says 3 and hears nothing can't be broken: infinite distances, no mean, valid JSON."""
+    deaf = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).eval()
+    nn.init.zeros_(deaf[1].weight)
+    deaf[1].bias.data = 100.0 * nn.functional.one_hot(torch.tensor(3), 10).float()
+    attack = CarliniWagner(search_steps=2, steps=20)
+    summary = attack_images(deaf, digits[1], attack, out=tmp_path, n=30, chunk=30, show=False)
+    saved = load_file(tmp_path / "images-000000.safetensors")
+    threes = digits[1].labels[:30] == 3
+    assert threes.any() and saved["l2"][threes].isinf().all()
+    assert summary.numbers["success_rate"] == 0 and summary.numbers["mean_l2"] is None
+    assert summary.value == pytest.approx(100 * float(threes.double().mean()))
+
+
+def test_a_loss_is_known_by_what_it_does_not_by_its_name(model, digits, tmp_path):
+    def made(sign):
+        def loss(net, x, y):
+            return sign * nn.functional.cross_entropy(net(x), y, reduction="none")
+
+        return loss
+
+    up, down = (BIM(eps=0.2, loss=made(sign)) for sign in (1, -1))
+    values = [mmlda.evaluate(model, digits[1], a, n=40, out=tmp_path, show=False).attacks[0].value for a in (up, down)]
+    assert values[0] < values[1]
+    same = mmlda.evaluate(model, digits[1], BIM(eps=0.2, loss=made(1)), n=40, out=tmp_path, show=False).attacks[0]
+    assert same.value == values[0] and same.attack["settings"]["loss"].split("#")[0].endswith("made.<locals>.loss")
+    assert len([path for path in tmp_path.iterdir() if path.name.startswith("bim") and path.is_dir()]) == 2
+
+    class Odd:
+        def __call__(self, net, x, y):
+            return net(x).sum(1)
+
+    names = {describe_attack(BIM(eps=0.2, loss=Odd()))["settings"]["loss"] for _ in range(2)}
+    assert len(names) == 2  # what can't be told apart is never taken for the same
+
+
+def test_a_chunk_cut_short_is_done_again(model, digits, tmp_path):
+    first = attack_images(model, digits[1], BIM(eps=0.1), out=tmp_path, n=40, chunk=20, show=False)
+    path = tmp_path / "images-000020.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.warns(UserWarning, match="done again"):
+        again = attack_images(model, digits[1], BIM(eps=0.1), out=tmp_path, n=40, chunk=20, show=False)
+    assert again.value == first.value
+
+
+def test_a_chunk_has_images(model, digits, tmp_path):
+    for work in (lambda: attack_images(model, digits[1], BIM(eps=0.1), out=tmp_path, n=20, chunk=0, show=False),
+                 lambda: mmlda.evaluate(model, digits[1], n=20, chunk=0, out=tmp_path, show=False)):  # fmt: skip
+        with pytest.raises(ValueError, match="chunk = 0: expected at least 1"):
+            work()
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_the_names_are_found_where_they_were():
+    from mmlda import evaluation
+
+    assert evaluation.attack_images is attack_images and evaluation.predictions is predictions
+
+
+def test_compiled_is_told_and_finds_the_same(model, digits, tmp_path, monkeypatch):
+    made = []
+
+    def eager(network):
+        made.append(network)
+        return compiled(network, backend="eager")
+
+    monkeypatch.setattr(outcomes, "compiled", eager)
+    attack, where = BIM(eps=0.06), {"n": 60, "chunk": 30, "show": False, "picture": False}
+    plain = attack_images(model, digits[1], attack, out=tmp_path / "plain", **where)
+    fast = attack_images(model, digits[1], attack, out=tmp_path / "fast", compile=True, **where)
+    assert made == [model]
+    assert (plain.attack, fast.attack) == (describe_attack(attack), {**describe_attack(attack), "compiled": True})
+    assert fast.network == plain.network
+    assert fast.value == pytest.approx(plain.value, abs=2)
+    attack_images(model, digits[1], attack, out=tmp_path / "fast", compile=True, **where)
+    assert made == [model]  # there is nothing left to attack
+    with pytest.raises(ValueError, match="holds other work, with other attack"):
+        attack_images(model, digits[1], attack, out=tmp_path / "fast", **where)
+
+
+@pytest.mark.parametrize("attack", [FGSM(eps=0.1), BIM(eps=0.1), ILCM(eps=0.1), JSMA(eps=0.5, target="random"),
+                                    CarliniWagner(steps=7), WorstCase(eps=0.1),
+                                    WorstCase(eps=0.1, attacks=(FGSM(eps=0.1), PGD(eps=0.1, restarts=2)))])  # fmt: skip
+def test_an_attack_comes_back_from_its_description(attack):
+    described = json.loads(json.dumps(describe_attack(attack)))
+    assert describe_attack(_attack(described)) == describe_attack(attack)
+
+
+SCALE = 1.0
+
+
+def by_global(model, x, y):
+    return SCALE * model(x).sum(1)
+
+
+def by_helper(model, x, y):
+    return by_global(model, x, y)
+
+
+class Holder:
+    def __init__(self, sign):
+        self.sign = sign
+
+    def loss(self, model, x, y):
+        return self.sign * model(x).sum(1)
+
+
+def test_a_loss_is_known_by_all_that_it_refers_to(monkeypatch):
+    def keyword(value):
+        def loss(model, x, y, *, s=value):
+            return s * model(x).sum(1)
+
+        return loss
+
+    def recursive(value):
+        def loss(model, x, y, depth=value):
+            return loss(model, x, y, depth - 1) if depth else model(x).sum(1)
+
+        return loss
+
+    def said(loss):
+        return describe_attack(BIM(eps=0.1, loss=loss))["settings"]["loss"]
+
+    assert said(keyword(1)) == said(keyword(1)) != said(keyword(2))
+    assert said(recursive(1)) == said(recursive(1)) != said(recursive(2))
+    assert said(Holder(1).loss) != said(Holder(-1).loss)
+    before = said(by_global), said(by_helper)
+    assert before == (said(by_global), said(by_helper))
+    monkeypatch.setitem(by_global.__globals__, "SCALE", -1.0)
+    assert said(by_global) != before[0] and said(by_helper) != before[1]

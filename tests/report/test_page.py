@@ -1,0 +1,446 @@
+"""The report: what it says is what the results say; and it works in a browser, from the disk, for everyone."""
+
+import ast
+import base64
+import io
+import itertools
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import report_results
+from PIL import Image
+from report_page import Tree, data_of, said
+from report_results import EVIL
+from safetensors.numpy import load, save
+
+from mmlda import report
+from mmlda.report import figures, summary
+from mmlda.report.entries import Entry
+from mmlda.results import Result, wilson
+
+GOLD = Path(__file__).parents[1] / "gold" / "report.json"
+KINDS = ("table1", "table2", "table3", "worst", "fig2", "fig3", "fig4", "fig5", "theory", "audit", "evaluation")
+
+
+def provenance_of(page, name):
+    """What the page knows of one result, by its name."""
+    data = data_of(page)
+    found = next(row for row in data["results"].values() if row["name"] == name)
+    return {key: data["pool"][value] if key in data["shared"] else value for key, value in found.items()}
+
+
+def extracted(page):
+    """All that the page says, as plain data, without the drawings."""
+
+    def texts(name, **at):
+        return [said(node) for node in page.all(name, **at)]
+
+    rows = {
+        t["at"]["id"]: [[said(c) for c in r["in"] if not isinstance(c, str)] for r in page.all("tr", t)]
+        for t in page.all("table")
+    }
+    return {
+        "title": texts("title"),
+        "headings": [f"{n['name']} {said(n)}" for n in page.all() if n["name"] in ("h1", "h2", "h3", "h4")],
+        "lead": texts("p", class_="lead"),
+        "cards": [said(li) for li in page.all("li", page.one("ul", class_="cards"))],
+        "scale": texts("div", class_="scale"),
+        "claims": [said(n) for n in page.one("ul", class_="claims")["in"] if isinstance(n, dict)],
+        "numbers": [said(div) for dl in page.all("dl", class_="tiles") for div in page.all("div", dl)],
+        "evidence": [said(ul) for ul in page.all("ul", class_="evidence")],
+        "tables": rows,
+        "figures": [n["at"]["aria-label"] for n in page.all(role="img")],
+        "captions": texts("figcaption"),
+        "findings": texts("ul", class_="findings"),
+        "notes": texts("ul", class_="notes"),
+        "tabs": texts("button", role="tab"),
+        "pictures": texts("span", class_="names"),
+        "sources": [said(div) for div in page.all("div", page.one("dl", class_="sources"))],
+        "provenance": [
+            provenance_of(page, name)
+            for name in (
+                "table2-cifar10-MM-LDA-BIM-0.04-0",
+                "table1-digits-SR-1",
+                "audit-cifar10-MM-LDA-0.04",
+                "claim-digits-fig3",
+            )
+        ],
+    }
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A folder with all kinds of results, and the page."""
+    folder = tmp_path_factory.mktemp("report")
+    made = report_results.write(folder / "results")
+    return folder, made, report.build(folder / "results", folder / "report.html")
+
+
+@pytest.fixture(scope="module")
+def page(built):
+    return Tree(built[2].read_text(encoding="utf-8"))
+
+
+def test_the_page_says_what_it_said(page):
+    found = json.loads(json.dumps(extracted(page)))
+    if os.environ.get("MMLDA_WRITE_GOLD"):
+        GOLD.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    gold = json.loads(GOLD.read_text(encoding="utf-8"))
+    assert found.keys() == gold.keys()
+    for part in gold:
+        assert found[part] == gold[part], f"{part} changed; MMLDA_WRITE_GOLD=1 writes {GOLD.name} anew"
+
+
+def test_numbers_stand_beside_the_papers_with_the_difference_and_the_interval(page):
+    rows = [[said(c) for c in r["in"] if isinstance(c, dict)] for r in page.all("tr", page.one("table", id="table2-1"))]
+    row = next(r for r in rows if r[:2] == ["MM-LDA", "0.04"])
+    low, high = (100 * end for end in wilson(0, 500))
+    assert row[2] == f"0.0 {low:.1f} to {high:.1f}", "the worst case"
+    assert row[6:9] == ["0.0 0.0 to 0.8", "91.2", "−91.2"], "BIM: ours, the paper's, the difference"
+    assert row[3].startswith("33.2† "), "FGSM stood still on 31% of the images, which is marked"
+    rows = [[said(c) for c in r["in"] if isinstance(c, dict)] for r in page.all("tr", page.one("table", id="table1"))]
+    values = [7.02, 7.02, 7.13]
+    mean, spread = statistics.fmean(values), statistics.stdev(values)
+    assert ["CIFAR-10", "SR", f"{mean:.2f} ± {spread:.2f}, 3 runs", "7.13", "−0.07", "3", "10000"] in rows
+    table3 = [[said(c) for c in r["in"] if isinstance(c, dict)] for r in page.all("tr", page.one("table", id="table3"))]
+    assert [
+        "CIFAR-10",
+        "MM-LDA",
+        "untargeted",
+        "0.55",
+        "2.80",
+        "−2.25",
+        "0.50",
+        "100.0",
+        "99.4",
+        "0.0 0.0 to 0.8",
+        "0.0 0.0 to 0.8",
+    ] in table3
+
+
+def test_the_verdict_comes_first_then_claims_then_key_numbers(page):
+    order = [n for n in page.all() if n["name"] in ("h2", "h3") or "lead" in (n["at"].get("class") or "").split()]
+    assert [said(n).replace("\u2011", "-") for n in order[:4]] == [
+        "Summary",
+        "MM-LDA has no robustness on digits at ε = 0.04; MM-LDA only looks robust on CIFAR-10 at ε = 0.04, where its "
+        "gradients are masked.",
+        "What the paper claims",
+        "Key numbers",
+    ]
+    claims = [said(n) for n in page.one("ul", class_="claims")["in"] if isinstance(n, dict)]
+    assert any("class-biased" in c and "✓ holds" in c for c in claims)
+    assert any("semantic" in c and "✕ does not hold" in c and "○ not decided" in c for c in claims)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "words"),
+    [
+        ({("digits", "MM-LDA"): "real"}, "MM-LDA’s robustness is real on digits at ε = 0.1."),
+        ({("digits", "SR"): "mixed"}, "The evidence on SR is mixed on digits at ε = 0.1."),
+        (
+            {("digits", "SR"): "real", ("digits", "MM-LDA"): "none", ("mnist", "MM-LDA"): "none"},
+            "MM-LDA has no robustness on digits at ε = 0.1 and MNIST at ε = 0.1.",
+        ),
+        ({("digits", "MM-LDA"): "{odd}"}, "MM-LDA on digits at ε = 0.1: {odd}."),
+    ],
+)
+def test_the_headline_is_about_mm_lda_in_plain_words(verdicts, words):
+    entries = [
+        Entry(k, Result(name="a", kind="audit", what="", cell={"data": d, "model": m, "eps": 0.1}, value=v), Path())
+        for k, ((d, m), v) in enumerate(verdicts.items())
+    ]
+    assert summary.headline(summary.verdicts(entries)).replace("\u2011", "-") == words
+
+
+@pytest.mark.parametrize("tuned", [5, 7])
+def test_many_audits_are_told_of_networks_trained_as_usual_and_the_others_are_a_table(tuned, tmp_path):
+    for k in range(3 + tuned):
+        model, usual = (f"SR + SAT ({k})", False) if k >= 3 else (f"SR {k}", True)
+        left = {"clean_accuracy": 90.0 + k, "standard_accuracy": 5.0, "worst_accuracy": 0.5}
+        Result(name=f"a{k}", kind="audit", what=f"Sentence {k}.", cell={"data": "mnist", "model": model, "eps": 0.1},
+               value="none", n=200, recipe={"adversary": None if usual else {"attack": "bim"}},
+               numbers=left).save(tmp_path)  # fmt: skip
+    page = Tree(report.build(tmp_path, tmp_path / "report.html").read_text(encoding="utf-8"))
+    cards = [said(li) for li in page.all("li", page.one("ul", class_="cards"))]
+    if tuned == 5:  # eight in all
+        assert len(cards) == 8 and not list(page.all("table", id="audits"))
+        return
+    assert len(cards) == 3 and "Sentence 2." in cards[2]
+    rows = [[said(c) for c in r["in"] if isinstance(c, dict)] for r in page.all("tr", page.one("table", id="audits"))]
+    assert ["MNIST", "SR + SAT (3)", "0.1", "none", "93.0", "5.0", "0.5"] in rows and len(rows) == 2 + 7
+    assert any("7 more" in said(p) for p in page.all("p"))
+
+
+def test_worst_cases_of_networks_without_a_row_in_table_2_have_a_table(tmp_path):
+    def save(kind, model, value, **cell):
+        name = f"{kind}-{model}".replace(" ", "").replace("(", "").replace(")", "")
+        Result(name=name, kind=kind, what="", cell={"data": "mnist", "model": model, "eps": 0.04, **cell}, value=value,
+               unit="%", n=100).save(tmp_path)  # fmt: skip
+
+    for model in ("SR", "SR + SAT"):
+        save("table2", model, 50.0, attack="BIM")
+    save("worst", "SR", 10.0)
+    save("worst", "SR + SAT (BIM)", 20.0)
+    page = Tree(report.build(tmp_path, tmp_path / "report.html").read_text(encoding="utf-8"))
+
+    def rows(name):
+        return [[said(c) for c in r["in"] if isinstance(c, dict)] for r in page.all("tr", page.one("table", id=name))]
+
+    assert ["SR", "0.04", "10.0", "50.0"] in rows("table2-0") and ["SR + SAT", "0.04", "–", "50.0"] in rows("table2-0")
+    assert ["MNIST", "SR + SAT (BIM)", "20.0"] in rows("tuned") and len(rows("table2-0")) == 3
+
+
+def test_how_often_the_paper_lies_in_our_interval_is_counted(built, page):
+    inside = [r.interval[0] <= r.paper <= r.interval[1] for r in built[1] if r.kind == "table2" and r.paper is not None]
+    words = f"inside our 95% interval in {sum(inside)} of {len(inside)} results"
+    assert 0 < sum(inside) < len(inside) and any(words in said(n) for n in page.all("ul", class_="notes"))
+
+
+def test_every_number_leads_to_its_provenance(built, page):
+    data = data_of(page)
+    named = {r.name: r for r in built[1]}
+    assert sorted(row["name"] for row in data["results"].values()) == sorted(named)
+    for node in page.all():
+        for k in (node["at"].get("data-results") or "").split():
+            assert k in data["results"]
+    about = provenance_of(page, "table2-cifar10-MM-LDA-BIM-0.04-0")
+    truth = named["table2-cifar10-MM-LDA-BIM-0.04-0"]
+    for key in (
+        "n",
+        "seed",
+        "steps",
+        "seconds",
+        "recipe",
+        "attack",
+        "device",
+        "versions",
+        "commit",
+        "data",
+        "network",
+        "note",
+        "paper",
+    ):
+        assert about[key] == getattr(truth, key), key
+    assert len(json.dumps(data)) < 1000 * len(named), "what results share is there once"
+    buttons = [b for b in page.all("button", page.one("table", id="table2-1"), class_="num")]
+    for b in buttons:  # a number's provenance is of that number
+        row = data["results"][b["at"]["data-results"]]
+        assert f"{row['value']:.1f}" == said(b).rstrip("† ").strip()
+
+
+def test_pictures_are_the_images_pixel_by_pixel(built, page):
+    tensors = load((built[0] / "results" / "fig4-cifar10-MM-LDA.safetensors").read_bytes())
+    panel = page.one("div", id="pictures-3")
+    gain = int(panel["at"]["data-gain"])
+    assert gain == 32  # of noises up to 0.015, doubled until they would pass 0.5
+    for k, item in enumerate(page.all("li", panel)):
+        image, noise, moved = (
+            np.asarray(Image.open(io.BytesIO(base64.b64decode(n["at"]["src"].partition(",")[2]))), dtype=float)
+            for n in page.all("img", item)
+        )
+        x, x_adv = (
+            tensors["x"][k].transpose(1, 2, 0).astype(float),
+            tensors["x_adv"][k].transpose(1, 2, 0).astype(float),
+        )
+        assert np.array_equal(image, x) and np.abs(moved - 255 * x_adv).max() <= 0.51
+        assert np.abs(noise - 255 * np.clip(0.5 + gain * (x_adv - x / 255) / 2, 0, 1)).max() <= 0.51
+        assert said(item).startswith(report_results.CIFAR[k]) and said(item).endswith(
+            report_results.CIFAR[(k + 3) % 10]
+        )
+
+
+def test_the_same_results_give_the_same_bytes(built, tmp_path):
+    again = report.build(built[0] / "results", tmp_path / "again.html")
+    assert again.read_bytes() == built[2].read_bytes()
+
+
+@pytest.mark.long
+def test_the_same_results_give_the_same_bytes_in_any_process_and_folder(built, tmp_path):
+    shutil.copytree(built[0] / "results", tmp_path / "elsewhere")
+    code = "import sys; from mmlda import report; report.build(sys.argv[1], sys.argv[2])"
+    subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "elsewhere", tmp_path / "again.html"],
+        check=True,
+        env=os.environ | {"PYTHONHASHSEED": "12345", "TZ": "Asia/Tokyo"},
+        timeout=120,
+    )
+    assert (tmp_path / "again.html").read_bytes() == built[2].read_bytes()
+
+
+def test_ids_are_unique_and_references_lead_somewhere(page, built):
+    ids = [n["at"]["id"] for n in page.all() if "id" in n["at"]]
+    assert len(ids) == len(set(ids)) > 30
+    named = set(ids)
+    for n in page.all():
+        for key in ("aria-labelledby", "aria-controls"):
+            assert n["at"].get(key, ids[0]) in named
+        href = n["at"].get("href", "")
+        assert not href or (href[0] == "#" and href[1:] in named)
+    content = built[2].read_text(encoding="utf-8")
+    assert set(re.findall(r"url\(#([^)]+)\)", content)) <= named
+    assert not re.search(r"https?://|@import|src=\"(?!data:)", content), "nothing comes from elsewhere"
+    assert not re.search(r"#0[123]0\w{3}\b", content.partition("<main")[2].partition("<script")[0]), (
+        "a placeholder colour"
+    )
+    assert len(content) < 900_000
+
+
+def test_headings_are_in_order_and_everything_has_a_name(page):
+    levels = [int(n["name"][1]) for n in page.all() if re.fullmatch(r"h[1-6]", n["name"])]
+    assert levels[0] == 1 and levels.count(1) == 1 and all(b <= a + 1 for a, b in itertools.pairwise(levels))
+    assert page.one("html")["at"]["lang"] == "en"
+    assert all(len(list(page.all(name))) == 1 for name in ("main", "header", "nav", "footer"))
+    assert all(said(n) or n["at"].get("aria-label") for n in page.all("button"))
+    assert all(n["at"].get("alt") for n in page.all("img"))
+    assert all(len(n["at"]["aria-label"]) > 20 for n in page.all(role="img"))
+    assert len(list(page.all("svg"))) == len(list(page.all(role="img"))) >= 20
+
+
+PARTS = {
+    "table1": {"tables"},
+    "table2": {"tables"},
+    "table3": {"tables"},
+    "worst": {"tables"},
+    "evaluation": {"tables"},
+    "fig2": {"figures"},
+    "fig3": {"figures"},
+    "fig5": {"figures"},
+    "theory": {"figures"},
+    "fig4": {"gallery"},
+    "audit": {"audit"},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_missing_parts_are_left_out_without_empty_headings(kind, tmp_path):
+    report_results.write(tmp_path, data=("digits",), kinds={kind})
+    page = Tree(report.build(tmp_path, tmp_path / "r.html").read_text(encoding="utf-8"))
+    sections = {n["at"]["id"] for n in page.all("section")}
+    summed_up = set() if kind == "theory" else {"summary"}  # of theory alone there is nothing to sum up
+    assert sections == {"sources"} | summed_up | PARTS[kind]
+    linked = {n["at"]["href"] for n in page.all("a", page.one("nav"))}
+    assert linked == {f"#{name}" for name in sections}
+    for n in page.all():
+        assert not (
+            n["name"] in ("ul", "dl", "table", "section", "article", "h2", "h3")
+            and not said(n)
+            and n["at"].get("id") != "data"
+        )
+        elements = [child for child in n["in"] if isinstance(child, dict)]
+        for node, following in zip(elements, [*elements[1:], None]):
+            if re.fullmatch("h[234]", node["name"]) and n["at"].get("class") != "top":
+                assert following and not re.fullmatch(f"h[1-{node['name'][1]}]", following["name"]), (
+                    f"nothing under {said(node)}"
+                )
+
+
+def test_the_scale_is_stated_where_the_results_say_so(page):
+    scale = said(page.one("div", class_="scale"))
+    for where, note in report_results.SCALE.items():
+        assert note in scale, where
+    under = said(page.one("div", class_="scroll", node=page.one("section", id="tables")))
+    assert under and all(
+        any(note in said(a) for note in report_results.SCALE.values())
+        for a in page.all("article", page.one("section", id="tables"))
+    )
+
+
+def test_bad_folders_and_bad_results_are_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match="expected a folder"):
+        report.build(tmp_path / "none", tmp_path / "r.html")
+    (tmp_path / "other.json").write_text('{"a": 1}')
+    with pytest.raises(ValueError, match="found none"):
+        report.build(tmp_path, tmp_path / "r.html")
+    common = {"what": "", "value": None}
+    bad = {
+        "fig2": {"x": [1.0, 2.0], "y": [1.0], "label": [0]},
+        "theory": {"curves": [{"x": ["a"], "y": [1]}]},
+        "audit": {"accuracies": [{"name": "no number"}]},
+    }
+    for kind, series in bad.items():
+        Result(name=f"bad-{kind}", kind=kind, cell={"data": "digits", "model": "SR"}, series=series, **common).save(
+            tmp_path
+        )
+        with pytest.raises(ValueError, match=f"bad-{kind}.*cannot be drawn"):
+            report.build(tmp_path, tmp_path / "r.html")
+        (tmp_path / f"bad-{kind}.json").unlink()
+    (tmp_path / "odd.json").write_text(
+        json.dumps({"schema": 1, "name": "odd", "kind": "fig2", "what": "", "cell": [], "value": 1})
+    )
+    with pytest.raises(ValueError, match=r"odd.json: cell is \[\]"):
+        report.build(tmp_path, tmp_path / "r.html")
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_images_that_were_altered_are_refused_and_missing_ones_left_out(tmp_path):
+    report_results.write(tmp_path, data=("digits",), kinds={"fig4"})
+    for path in tmp_path.glob("*.safetensors"):
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(ValueError, match="altered"):
+        report.build(tmp_path, tmp_path / "r.html")
+    for path in tmp_path.glob("*.safetensors"):
+        path.unlink()
+    page = Tree(report.build(tmp_path, tmp_path / "r.html").read_text(encoding="utf-8"))
+    assert not list(page.all("section", id="gallery")) and "MM-LDA: semantic noises 0.8%" in said(page.one("main"))
+    odd = save({"x": np.zeros((2, 2, 8, 8), np.uint8), "x_adv": np.zeros((2, 2, 8, 8), np.float16)})
+    Result(name="odd", kind="fig4", what="", cell={"data": "digits"}, value=1.0).save(tmp_path, odd)
+    with pytest.raises(ValueError, match="odd: x is"):
+        report.build(tmp_path, tmp_path / "r.html")
+
+
+@pytest.fixture(scope="module")
+def evil(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("evil")
+    return report.build(report_results.write_evil(folder / "results"), folder / "evil.html", title="T" + EVIL)
+
+
+def test_nothing_in_a_result_becomes_markup(evil):
+    page = Tree(evil.read_text(encoding="utf-8"))
+    assert [n["at"].get("type") for n in page.all("script")] == ["application/json", None]
+    assert all(n["at"]["src"].startswith("data:image/png;base64,") for n in page.all("img"))
+    assert not [k for n in page.all() for k in n["at"] if k.startswith("on")]
+    assert said(page.one("h1")) == "T" + EVIL.strip(), "shown as it is"
+    assert EVIL.split("--")[0].strip()[:20] in "".join(
+        t for n in page.all("text") for t in n["in"] if isinstance(t, str)
+    )
+    assert "<img" not in evil.read_text(encoding="utf-8").partition('id="data">')[2].partition("</script>")[0]
+    assert any(EVIL.strip() in row["what"] for row in data_of(page)["results"].values())
+
+
+def test_drawings_keep_their_texts_and_take_only_the_pages_colours():
+    svg = figures.curves([{"x": [1e-4, 1.0], "y": [0, 1], "name": 'a<b & $c_1$ id="q" 0.00012', "xlabel": "x"}], "p")
+    tree = Tree(svg)
+    words = ["".join(n["in"]) for n in tree.all("text")]
+    assert 'a<b & $c_1$ id="q" 0.00012' in words and "0.0001" in words
+    colours = set(re.findall(r"(?:fill|stroke): ([^;\"]+)", svg))
+    assert colours <= {"none", "currentColor"} | {c for c in colours if c.startswith("var(--")}
+    assert "<style" not in svg and "DejaVu" not in svg and 'id="p-' in svg
+
+
+def test_the_report_needs_no_model_no_data_and_no_torch():
+    allowed = {
+        "__future__",
+        "mmlda._utils.files",
+        "mmlda.results",
+        "numpy",
+        "PIL",
+        "matplotlib",
+        "jinja2",
+        "markupsafe",
+        "safetensors",
+    }
+    for path in Path(report.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                own = name.startswith("mmlda.report") or name in allowed or name.split(".")[0] in allowed
+                assert own or name.split(".")[0] in sys.stdlib_module_names, f"{path.name} imports {name}"

@@ -1,0 +1,88 @@
+"""Imports follow the table of docs/architecture.md, package by package."""
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "mmlda"
+FILES = [path for path in sorted(SOURCE.rglob("*.py")) if path not in (SOURCE / "__main__.py", SOURCE / "__init__.py")]
+
+
+def package_of(path):
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imports(path):
+    """What a file imports, wherever it does: (dotted name, whether it is done on import)."""
+    found = []
+
+    def visit(node, inside):
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                found.extend((alias.name, not inside) for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                assert not child.level, f"{path}: a relative import"
+                found.extend((f"{child.module}.{alias.name}", not inside) for alias in child.names)
+            typing_only = isinstance(child, ast.If) and getattr(child.test, "id", "") == "TYPE_CHECKING"
+            visit(child, inside or typing_only or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef))
+
+    visit(ast.parse(path.read_text()), False)
+    return found
+
+
+def table():
+    """Packages in order, each with what it may import, from docs/architecture.md."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| [^|]* \| ([^|]*) \|$", text, re.M)
+    return {package: set(re.findall(r"`(\w+)`", allowed)) for package, allowed in rows}
+
+
+PACKAGES = table()
+
+
+def test_the_table_has_every_package():
+    assert set(PACKAGES) == {package_of(path) for path in FILES}
+
+
+def test_a_package_imports_only_packages_above_it():
+    above = set()
+    for package, allowed in PACKAGES.items():
+        assert allowed <= above, f"{package} may import {allowed - above}, which come after it"
+        above.add(package)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_imports_are_those_the_table_allows(package):
+    allowed = PACKAGES[package] | {package, "_version"}
+    for path in FILES:
+        if package_of(path) != package or package == "cli":
+            continue
+        for name, _ in imports(path):
+            if name.split(".")[0] == "mmlda":
+                assert "." in name, f"{path} imports the whole package"
+                assert name.split(".")[1] in allowed, f"{path} imports {name}, which docs/architecture.md does not allow"
+
+
+def test_attacks_import_nothing_of_the_package():
+    assert PACKAGES["attacks"] == set()
+
+
+def test_results_and_report_do_without_torch():
+    for path in FILES:
+        if package_of(path) in ("results", "report"):
+            at_once = {name.split(".")[0] for name, first in imports(path) if first}
+            assert at_once <= sys.stdlib_module_names | {"mmlda"}, path
+
+
+def test_heavy_modules_are_imported_where_they_are_used():
+    heavy = {"matplotlib", "sklearn", "scipy", "jinja2", "PIL", "ray", "foolbox", "rich", "triton"}
+    for path in FILES:
+        first = {name.split(".")[0] for name, at_once in imports(path) if at_once}
+        assert not first & (heavy - ({"triton"} if path.name == "triton_conv.py" else set())), path
+        assert "typer" not in first or package_of(path) == "cli", path
+        pickles = {name.split(".")[0] for name, _ in imports(path)} & {"pickle", "dill"}
+        assert not pickles or path == SOURCE / "data" / "formats.py", path
