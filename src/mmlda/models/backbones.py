@@ -5,9 +5,12 @@ A backbone is any module with a `num_features` attribute whose output is [N, num
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mmlda._utils.checks import check_choice
 from mmlda.models.convolutions import conv3x3
 
 __all__ = ["ConvNet", "ResNet", "conv_net", "fast_convolutions", "resnet", "resnet32"]
@@ -48,6 +51,13 @@ def fast_convolutions(model: nn.Module, fast: bool) -> None:
             module.fast = fast
 
 
+def _relu(x: Tensor) -> Tensor:
+    return F.relu_(x)
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": _relu, "silu": F.silu}  # by the backbone's setting
+
+
 class _Block(nn.Module):
     """Two 3x3 convolutions and a shortcut without parameters (He 2015's option A: subsample, pad with zeros).
 
@@ -55,8 +65,9 @@ class _Block(nn.Module):
     Pre-activation (He 2016):  x + conv(relu(BN(conv(relu(BN(x)))))).
     """
 
-    def __init__(self, inputs: int, outputs: int, stride: int, preactivation: bool):
+    def __init__(self, inputs: int, outputs: int, stride: int, preactivation: bool, activation: str = "relu"):
         super().__init__()
+        self.activation = _ACTIVATIONS[activation]
         self.preactivation, self.stride, self.extra = preactivation, stride, outputs - inputs
         self.conv1, self.conv2 = _Conv3(inputs, outputs, stride), _Conv3(outputs, outputs)
         self.norm1 = _Norm(inputs if preactivation else outputs)
@@ -71,27 +82,38 @@ class _Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.preactivation:
-            h = self.conv1(F.relu(self.norm1(x)))
-            return self.shortcut(x) + self.conv2(F.relu(self.norm2(h)))
+            h = self.conv1(self.activation(self.norm1(x)))
+            return self.shortcut(x) + self.conv2(self.activation(self.norm2(h)))
         # In place where nothing else needs the values, to spare memory traffic.
-        h = F.relu_(self.norm1(self.conv1(x)))
+        h = self.activation(self.norm1(self.conv1(x)))
         h = self.norm2(self.conv2(h))
         h += self.shortcut(x)
-        return F.relu_(h)
+        return self.activation(h)
 
 
 class ResNet(nn.Module):
     """The CIFAR Resnet of He et al.: a convolution, three stages of (depth - 2) / 6 blocks, global average.
 
     Any number of input channels and any size from 8 x 8. `preactivation=False` is He 2015, `True` is He 2016.
+    `activation` is "relu" or the smooth "silu".
 
+    >>> import torch
     >>> net = ResNet(depth=8, channels=1)
     >>> net(torch.rand(2, 1, 8, 8)).shape
     torch.Size([2, 64])
     """
 
-    def __init__(self, *, depth: int = 32, channels: int = 3, width: int = 16, preactivation: bool = False):
+    def __init__(
+        self,
+        *,
+        depth: int = 32,
+        channels: int = 3,
+        width: int = 16,
+        preactivation: bool = False,
+        activation: str = "relu",
+    ):
         super().__init__()
+        check_choice("activation", activation, _ACTIVATIONS)
         if depth < 8 or (depth - 2) % 6:
             raise ValueError(f"depth = {depth}: expected 6n + 2 with n >= 1 (8, 14, 20, 32, 44, 56, 110, ...)")
         for name, value in (("channels", channels), ("width", width)):
@@ -99,7 +121,10 @@ class ResNet(nn.Module):
                 raise ValueError(f"{name} = {value}: expected a positive whole number")
         self.config = {"backbone": "resnet", "depth": depth, "channels": channels, "width": width,
                        "preactivation": preactivation}
+        if activation != "relu":
+            self.config["activation"] = activation
         self.num_features = 4 * width
+        self.activation = _ACTIVATIONS[activation]
         self.preactivation = preactivation
         self.conv = _Conv3(channels, width)
         self.norm = _Norm(self.num_features if preactivation else width)
@@ -107,7 +132,7 @@ class ResNet(nn.Module):
         for stage in range(3):
             for block in range((depth - 2) // 6):
                 outputs = width * 2**stage
-                blocks.append(_Block(inputs, outputs, 2 if stage and not block else 1, preactivation))
+                blocks.append(_Block(inputs, outputs, 2 if stage and not block else 1, preactivation, activation))
                 inputs = outputs
         self.blocks = nn.Sequential(*blocks)
         for module in self.modules():
@@ -119,9 +144,9 @@ class ResNet(nn.Module):
             raise ValueError(f"x has shape {tuple(x.shape)}: expected [N, channels, H, W] with H, W >= 8")
         h = self.conv(x)
         if self.preactivation:
-            h = F.relu(self.norm(self.blocks(h)))
+            h = self.activation(self.norm(self.blocks(h)))
         else:
-            h = self.blocks(F.relu(self.norm(h)))
+            h = self.blocks(self.activation(self.norm(h)))
         return h.mean((2, 3))  # [N, 4 * width]
 
 

@@ -147,5 +147,6 @@ def load(source: str | Path, *, model: nn.Module | None = None, device: torch.de
         if found is None:
             raise ValueError(f"{folder}: neither a finished network nor a checkpoint is there yet")
         weights = {name[6:]: tensor for name, tensor in found[0].items() if name.startswith("model.")}
+        weights |= {name[8:]: tensor for name, tensor in found[0].items() if name.startswith("average.")}
     model.load_state_dict(weights)
     return model.to(device).eval()
