@@ -86,17 +86,24 @@ class Audit:
         """The verdict in a sentence or two."""
         return text.summary(self.evidence, self.checks, self.verdict, self.masks)
 
+    @property
+    def clean_accuracy(self) -> float:
+        """The share of the images, in [0, 1], that are right without an attack."""
+        return int(self.evidence.right.sum()) / self.evidence.n
+
+    @property
+    def standard_accuracy(self) -> float:
+        """The share that is right after every standard gradient attack."""
+        return int(self.evidence.standard.sum()) / self.evidence.n
+
+    @property
+    def worst_accuracy(self) -> float:
+        """The share that is right after all attacks of the audit within eps."""
+        return int(self.evidence.left.sum()) / self.evidence.n
+
     def check(self, name: Name) -> Check:
         """The check of that name."""
         return next(check for check in self.checks if check.name == name)
-
-    def accuracy(self, kind: str) -> float:
-        """The share in [0, 1] that is right: "clean", after the "standard" attacks, or after "all" within eps."""
-        e = self.evidence
-        masks = {"clean": e.right, "standard": e.standard, "all": e.left}
-        if kind not in masks:
-            raise invalid("kind", f"one of {', '.join(masks)}", kind)
-        return int(masks[kind].sum()) / e.n
 
     def __str__(self) -> str:
         checks = [(check, text.describe(check, self.evidence)) for check in self.checks]
@@ -170,9 +177,10 @@ def audit(
         seed=seed,
     )
     part = _first(data, n)
-    for word, value in (("model", model), ("surrogate", surrogate)):
-        if not callable(value) and (word == "model" or value is not None):
-            raise invalid(word, "a function from images to logits", value)
+    if not callable(model):
+        raise invalid("model", "a function from images to logits", model)
+    if surrogate is not None and not callable(surrogate):
+        raise invalid("surrogate", "a function from images to logits", surrogate)
     place = _place(model, data, device)
     with undisturbed(place, seed):
         net = copied(model, place)
@@ -181,11 +189,10 @@ def audit(
         other = None if surrogate is None else copied(surrogate, place)
         trials, reached = run_trials(subject, profile.surface, settings, other, show)
     evidence = Evidence(settings=settings, profile=profile, trials=trials, reached=reached)
-    weights = net.state_dict() if isinstance(net, nn.Module) else {}
     provenance = record.Provenance(
         model=name or _called(model),
         data=data.name,
-        network_sha256=hashlib.sha256(packed(weights)).hexdigest() if weights else None,
+        network_sha256=_digest(net),
         data_sha256=data.digest(),
         surrogate=surrogate is not None,
         seconds=time.perf_counter() - begin,
@@ -222,6 +229,12 @@ def _place(model: Model, data: ImageData, device: torch.device | str | None) -> 
     """The device to audit on: the one asked for, the model's, or the data's."""
     parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
     return torch.device(device) if device is not None else data.device if parameter is None else parameter.device
+
+
+def _digest(net: Model) -> str | None:
+    """SHA-256 of the network's weights, if it has any."""
+    weights = net.state_dict() if isinstance(net, nn.Module) else {}
+    return hashlib.sha256(packed(weights)).hexdigest() if weights else None
 
 
 def _called(model: Model) -> str:
