@@ -1,4 +1,4 @@
-"""An audit as a `Result`, and the evidence of a stored audit. Shares become percent in the file, and back."""
+"""An audit as a `Result`, and the evidence of a stored audit: the only module here that knows the file."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Provenance", "stored_evidence", "stored_provenance", "to_result"]
 
+SCALE = 100  # shares are percent in the file
 EXTRAS = ("float64", "features", "straight-through", "averaged", "surrogate")
 
 
@@ -71,41 +72,46 @@ def to_result(audit: Audit) -> Result:
     )
 
 
-def _percent(count: int | None, of: int) -> float | None:
-    return None if count is None or not of else 100 * (count / of)
+def _scaled(share: float | None) -> float | None:
+    return None if share is None else SCALE * share
+
+
+def _share(count: int | None, of: int) -> float | None:
+    return None if count is None or not of else SCALE * (count / of)
 
 
 def _numbers(e: Evidence) -> dict[str, Any]:
-    """All in percent, except the median gap."""
+    """All are shares, except the median gap."""
     g, gaps, n = e.profile.gradients, e.profile.gaps, e.n
 
     def share(mask: Tensor) -> float | None:
-        return _percent(int(mask.sum()), n)
+        return _share(int(mask.sum()), n)
 
     return {
-        "zero_gradient": _percent(g.zero, g.of),
-        "zero_gradient_float64": _percent(g.zero_float64, g.of),
-        "zero_gradient_margin": _percent(g.zero_margin, g.of),
-        "tiny_gradient": _percent(g.tiny, g.of),
-        "wrong_sign": None if g.wrong_sign is None else 100 * g.wrong_sign,
-        "agreement": None if g.agreement is None else 100 * g.agreement,
-        "no_gradient": _percent(g.cut, g.of),
+        "zero_gradient": _share(g.zero, g.of),
+        "zero_gradient_float64": _share(g.zero_float64, g.of),
+        "zero_gradient_margin": _share(g.zero_margin, g.of),
+        "tiny_gradient": _share(g.tiny, g.of),
+        "wrong_sign": _scaled(g.wrong_sign),
+        "agreement": _scaled(g.agreement),
+        "no_gradient": _share(g.cut, g.of),
         "unbounded_best_gradients": share(~e.reached),
         "clean_accuracy": share(e.right),
         "standard_accuracy": share(e.standard),
         "worst_accuracy": share(e.left),
         "proven_accuracy": share(e.proven),
         "hidden": share(e.hidden),
-        "chance": 100 * e.profile.chance,
+        "chance": SCALE * e.profile.chance,
         "median_gap": gaps.median,
-        "gaps_above_104": _percent(gaps.above, n),
+        "gaps_above_104": _share(gaps.above, n),
     }
 
 
 def _check(check: Check, e: Evidence) -> dict[str, Any]:
-    """In percent, except for a cosine and for nats."""
-    scale = 1 if check.name in ("averaging", "gaps") else 100
-    value, limit = (None if v is None else scale * v for v in (check.measured, check.limit))
+    """Shares, except for a cosine and for nats."""
+    value, limit = check.measured, check.limit
+    if check.name not in ("averaging", "gaps"):
+        value, limit = _scaled(value), _scaled(limit)
     words = describe(check, e)
     return {"test": check.name, "words": words, "value": value, "limit": limit, "passed": check.passed}
 
@@ -116,16 +122,16 @@ def _row(trial: Trial) -> dict[str, Any]:
         "name": attack_name(trial),
         "surface": trial.surface,
         "eps": trial.eps,
-        "accuracy": 100 * trial.share,
-        "low": 100 * low,
-        "high": 100 * high,
+        "accuracy": SCALE * trial.share,
+        "low": SCALE * low,
+        "high": SCALE * high,
         "held": "".join("01"[kept] for kept in trial.held.tolist()),
     }
 
 
 def _curve(e: Evidence) -> dict[str, list[float]]:
     rows = [trial for trial in e.trials if trial.kind in ("clean", "curve", "unbounded")]
-    return {"eps": [trial.eps for trial in rows], "accuracy": [100 * trial.share for trial in rows]}
+    return {"eps": [trial.eps for trial in rows], "accuracy": [SCALE * trial.share for trial in rows]}
 
 
 def stored_provenance(result: Result) -> Provenance:
@@ -163,7 +169,7 @@ def stored_evidence(result: Result) -> Evidence:
 
 
 def _images(result: Result, name: str) -> int:
-    return round(cast(float, result.numbers[name]) / 100 * (result.n or 0))
+    return round(cast(float, result.numbers[name]) / SCALE * (result.n or 0))
 
 
 def _profile(result: Result) -> Profile:
@@ -174,14 +180,14 @@ def _profile(result: Result) -> Profile:
         return cast("float | None", result.numbers[name])
 
     def count(name: str) -> int | None:
-        return None if (value := number(name)) is None else round(value / 100 * of)
+        return None if (value := number(name)) is None else round(value / SCALE * of)
 
     sign, cosine, cut = number("wrong_sign"), number("agreement"), count("no_gradient") or 0
     output: Output = next((word for word in ("probabilities", "sigmoids") if word in kinds), "logits")
     no_copy = not any(item["test"] == "float64" for item in result.series["evidence"])
     return Profile(
         n=result.n or 0,
-        chance=(number("chance") or 0.0) / 100,
+        chance=(number("chance") or 0.0) / SCALE,
         constant=bool(of) and above(cut, of, LIMIT) and "no gradient" not in kinds,
         random="random" in kinds,
         output=output,
@@ -194,8 +200,8 @@ def _profile(result: Result) -> Profile:
             zero_margin=count("zero_gradient_margin") or 0,
             tiny=count("tiny_gradient") or 0,
             cut=cut,
-            wrong_sign=None if sign is None else sign / 100,
-            agreement=None if cosine is None else cosine / 100,
+            wrong_sign=None if sign is None else sign / SCALE,
+            agreement=None if cosine is None else cosine / SCALE,
         ),
         gaps=Gaps(
             median=number("median_gap") or 0.0,

@@ -211,7 +211,7 @@ def replay(result: Result) -> Audit:
 
 def _settings(**values: Any) -> Settings:
     if not 0 < values["eps"] < 1:
-        raise invalid("eps", "a radius between 0 and 1, the range of the images", values["eps"])
+        raise ValueError(f"eps must be a radius between 0 and 1, the range of the images, got {values['eps']!r}")
     for word in ("steps", "queries", "passes", "batch_size"):
         check_count(word, values[word], 1)
     return Settings(**values)
