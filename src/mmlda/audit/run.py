@@ -58,7 +58,7 @@ class Audit:
 
     @cached_property
     def verdict(self) -> Verdict:
-        """ "real", "none", "masked" or "mixed"."""
+        """One of "real", "none", "masked" and "mixed"."""
         return decide(self.checks, constant=self.evidence.profile.constant)
 
     @property
