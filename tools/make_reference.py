@@ -37,7 +37,7 @@ GROUPS: list[tuple[str, str, dict[str, tuple[str, ...] | None]]] = [
     ("Judging", "How good, how robust, and whether to believe it.",
      {"mmlda.evaluation": ("accuracy", "Accuracy", "evaluate", "Evaluation"),
       "mmlda.evaluation.robustness": ("attack_images", "adversarial_images", "predictions", "describe_attack"),
-      "mmlda.evaluation.calibration": None, "mmlda.audit.verdict": None}),
+      "mmlda.evaluation.calibration": None, "mmlda.audit": None}),
     ("Results", "One file a number; the paper; the page.",
      {"mmlda.results": None, "mmlda.paper": None, "mmlda.paper.verification": None, "mmlda.report": None,
       "mmlda.paper.demo": None, "mmlda.evaluation.pictures": None}),

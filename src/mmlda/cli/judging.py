@@ -115,7 +115,6 @@ def audit(
 ) -> None:
     """Is the robustness real? A verdict in plain words (real, none, masked, mixed) with its evidence."""
     import mmlda
-    from mmlda.audit import verdict as masking
 
     place = pick(device)
     net, test = mmlda.load(model, device=place), mmlda.data.load(data, root)[1]
@@ -123,15 +122,17 @@ def audit(
     other = None if surrogate is None else mmlda.load(surrogate, device=place)
     if other is not None:
         fits(other, test, place)
-    found = masking.audit(net, test, eps=eps, surrogate=other, n=n, thorough=thorough, name=model, seed=seed,
-                          device=place)  # fmt: skip
+    judged = mmlda.audit(
+        net, test, eps=eps, surrogate=other, n=n, thorough=thorough, name=model, seed=seed, device=place
+    )
+    found = judged.to_result()
     if out is not None:
         found = dataclasses.replace(found, name="audit").save(out)
-        masking.picture(out / "audit.png", found)
+        judged.plot(out / "audit.png")
     if as_json:
         print(json.dumps(dataclasses.asdict(found)))
         return
-    print("\n".join(masking.lines(found)))
+    print(judged)
     if out is not None:
         print(f"{out / 'audit.json'}, {out / 'audit.png'}")
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from mmlda import attacks
 from mmlda._utils.tensors import packed
-from mmlda.audit.verdict import default_eps
+from mmlda.audit import default_eps
 from mmlda.data import ImageData
 from mmlda.evaluation.robustness import describe_attack
 from mmlda.evaluation.robustness import provenance as traced

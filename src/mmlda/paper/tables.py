@@ -14,7 +14,7 @@ from safetensors.torch import load
 
 from mmlda import attacks
 from mmlda._utils.tensors import packed
-from mmlda.audit.verdict import audit, default_eps
+from mmlda.audit import audit, default_eps
 from mmlda.evaluation import shares
 from mmlda.evaluation.robustness import predictions
 from mmlda.evaluation.robustness import provenance as traced
@@ -310,7 +310,8 @@ def audited(setup: Setup, net: Net, surrogate: Net, eps: float, n: int) -> Resul
     there = kept(setup.out / f"{name}.json", about["network"]["sha256"], n)
     if there is not None:
         return there
-    found = audit(net.model, test, eps=eps, n=n, surrogate=surrogate.model, device=setup.device, show=setup.show)
+    judged = audit(net.model, test, eps=eps, n=n, surrogate=surrogate.model, device=setup.device, show=setup.show)
+    found = judged.to_result()
     cell = {"data": setup.data, "model": net.row, "eps": eps, "seed": net.seed}
     note = setup.note(setup.tuning_note() if _is_tuned(net) else "", found.note)
     fields = {"seed": net.seed, "note": note, **net.about(), **about}
