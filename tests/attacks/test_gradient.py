@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from attack_models import images, network
+from attack_cases import ATTACKS
+from attack_models import images, linear_case, network
 from torch import Tensor, nn
 
 from mmlda.attacks import APGD, BIM, FGSM, ILCM, PGD, ascend
@@ -20,7 +21,14 @@ cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA de
 
 
 def plain_loop(
-    model: nn.Module, x: Tensor, label: Tensor, start: Tensor, eps: float, a: float, steps: int, norm: str,
+    model: nn.Module,
+    x: Tensor,
+    label: Tensor,
+    start: Tensor,
+    eps: float,
+    a: float,
+    steps: int,
+    norm: str,
     sign: int,
 ) -> Tensor:
     """The textbook loop, one gradient of cross-entropy at a time, sample by sample in the projection."""
@@ -36,9 +44,7 @@ def plain_loop(
         else:
             g = torch.stack([gi / gi.abs().max() for gi in g])
             v = v + a * torch.stack([gi / gi.norm() for gi in g])
-            v = torch.stack([
-                xi + di * (eps / di.norm()) if di.norm() > eps else xi + di for xi, di in zip(x, v - x)
-            ])
+            v = torch.stack([xi + di * (eps / di.norm()) if di.norm() > eps else xi + di for xi, di in zip(x, v - x)])
         v = v.clamp(0, 1)
     return v
 
@@ -73,34 +79,6 @@ def test_l2_equal_to_a_plain_loop() -> None:
         result = BIM(eps=0.7, norm="l2", steps=steps, step_size=a)(model, x, y)
         torch.testing.assert_close(result.x_adv, expected, rtol=0, atol=1e-12)
     assert result.l2.max() <= 0.7 + 1e-12 and result.l2.median() > 0.5
-
-
-class Linear(nn.Module):
-    """Z = W (x - 1/2) + b, for which the distance to every boundary is known."""
-
-    def __init__(self, classes: int, dim: int, seed: int = 0) -> None:
-        super().__init__()
-        g = torch.Generator().manual_seed(seed)
-        self.W = nn.Parameter(torch.randn(classes, dim, generator=g, dtype=torch.float64))
-        self.b = nn.Parameter(0.1 * torch.randn(classes, generator=g, dtype=torch.float64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x.flatten(1) - 0.5) @ self.W.T + self.b
-
-    def distance(self, x: Tensor, y: Tensor, norm: str) -> Tensor:
-        """min_k (Z_y - Z_k) / ||w_y - w_k||_*, where * is dual to the norm: [N]."""
-        z = self(x).detach()
-        gap = z.gather(1, y[:, None]) - z  # [N, L]
-        w = (self.W[y][:, None] - self.W).detach()  # [N, L, D]
-        dual = w.abs().sum(2) if norm == "linf" else w.norm(dim=2)
-        return torch.where(dual > 0, gap / dual.clamp_min(1e-30), torch.inf).amin(1)
-
-
-def linear_case(classes: int, dim: int = 20, n: int = 40) -> tuple[Linear, Tensor, Tensor]:
-    """Images near the middle of the range, so that it does not bind."""
-    model = Linear(classes, dim).eval()
-    x = 0.5 + 0.04 * torch.randn(n, dim, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    return model, x, model(x).argmax(1)
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
@@ -139,7 +117,11 @@ def test_ascend_takes_a_radius_for_each_sample() -> None:
             who = slice(i, i + 1)
             alone = ascend(
                 lambda v: gradient(v, who),  # noqa: B023
-                x[who], x[who], eps=eps[i].item(), step_size=eps[i].item() / 4, **kw,
+                x[who],
+                x[who],
+                eps=eps[i].item(),
+                step_size=eps[i].item() / 4,
+                **kw,
             )
             torch.testing.assert_close(together[who], alone, rtol=0, atol=1e-5)
         size = (together - x).flatten(1).abs().amax(1) if norm == "linf" else (together - x).flatten(1).norm(dim=1)
@@ -294,7 +276,7 @@ def test_every_target_is_the_worst_of_the_single_ones() -> None:
     best = torch.zeros(60, dtype=torch.bool)
     for k in range(10):
         single = BIM(eps=eps, loss="margin")(model, x, y, target=k)
-        best |= (single.prediction != y)
+        best |= single.prediction != y
     every = BIM(eps=eps, loss="margin", target="every")(model, x, y)
     assert torch.equal(every.success, best) and 0.2 < best.float().mean() < 0.9
     assert (every.steps[every.success] <= 90).all() and (every.steps[~every.success] == 90).all()
@@ -386,8 +368,6 @@ def test_survivors() -> None:
 @cuda
 @pytest.mark.parametrize("batch_size", [None, 16])
 def test_graphs_on_cuda_agree_with_the_cpu(batch_size: int | None) -> None:
-    from test_attacks_traps import ATTACKS
-
     model, (x, y) = copy.deepcopy(network("sr")).double(), images(40)
     x, there = x.double(), copy.deepcopy(model).cuda()
     for name, attack in ATTACKS.items():

@@ -20,9 +20,15 @@ def shifted(model: nn.Module, shift: float) -> Callable[[Tensor], Tensor]:
 
 
 @pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("attack", [
-    BIM(eps=0.02, steps=40), BIM(eps=0.1, steps=100), PGD(eps=0.02), PGD(eps=0.3, norm="l2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "attack",
+    [
+        BIM(eps=0.02, steps=40),
+        BIM(eps=0.1, steps=100),
+        PGD(eps=0.02),
+        PGD(eps=0.3, norm="l2"),
+    ],
+)
 def test_steps_smaller_than_the_images_rounding_count(attack: Attack, dtype: torch.dtype) -> None:
     model, (x, y) = network("sr"), images(100)
     x = x.to(dtype).float()

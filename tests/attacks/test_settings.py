@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from mmlda.attacks import JSMA, PGD, CarliniWagner, Square, WorstCase
+from mmlda.attacks import APGD, BIM, FGSM, JSMA, PGD, CarliniWagner, Square, WorstCase
 from mmlda.attacks.adapters import from_foolbox
 from mmlda.data import load
 from mmlda.evaluation.robustness import attack_images
@@ -16,13 +16,25 @@ from mmlda.evaluation.robustness import attack_images
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: JSMA(eps="0.1"), lambda: JSMA(eps=0.1, max_share="a"), lambda: CarliniWagner(kappa="x"),
-     lambda: CarliniWagner(rate=None), lambda: CarliniWagner(kappa=1e300), lambda: PGD(eps=0.1, step_size="x"),
-     lambda: PGD(eps=0.1, step_size=math.inf), lambda: PGD(eps=1e39), lambda: Square(eps=0.1, p="a"),
-     lambda: PGD(eps=0.1, bounds=None), lambda: PGD(eps=0.1, bounds=("a", "b")), lambda: PGD(eps=0.1, bounds=(0, 1, 2)),
-     lambda: WorstCase(eps=0.1, losses=None), lambda: WorstCase(eps=0.1, attacks=PGD(eps=0.1)),
-     lambda: WorstCase(eps=0.1, attacks=["pgd"]), lambda: WorstCase(eps=0.1, attacks=[PGD])],
-)  # fmt: skip
+    [
+        lambda: JSMA(eps="0.1"),
+        lambda: JSMA(eps=0.1, max_share="a"),
+        lambda: CarliniWagner(kappa="x"),
+        lambda: CarliniWagner(rate=None),
+        lambda: CarliniWagner(kappa=1e300),
+        lambda: PGD(eps=0.1, step_size="x"),
+        lambda: PGD(eps=0.1, step_size=math.inf),
+        lambda: PGD(eps=1e39),
+        lambda: Square(eps=0.1, p="a"),
+        lambda: PGD(eps=0.1, bounds=None),
+        lambda: PGD(eps=0.1, bounds=("a", "b")),
+        lambda: PGD(eps=0.1, bounds=(0, 1, 2)),
+        lambda: WorstCase(eps=0.1, losses=None),
+        lambda: WorstCase(eps=0.1, attacks=PGD(eps=0.1)),
+        lambda: WorstCase(eps=0.1, attacks=["pgd"]),
+        lambda: WorstCase(eps=0.1, attacks=[PGD]),
+    ],
+)
 def test_a_setting_that_is_none_is_refused_by_name(make):
     names = "eps|max_share|kappa|rate|step_size|p|bounds|losses|attacks"
     with pytest.raises(ValueError, match=rf"^({names})(=|:).*expected"):
@@ -71,3 +83,10 @@ def test_a_slow_attack_is_seen_to_go_on_and_damaged_work_is_named(tmp_path):
     (tmp_path / "work.json").write_text("{")
     with pytest.raises(ValueError, match=r"work\.json is damaged"):
         attack_images(model, test, attack, out=tmp_path, n=120, picture=False, show=False)
+
+
+@pytest.mark.parametrize("eps", ["0.1", True, None, -0.1, float("nan")])
+def test_a_radius_that_is_not_a_number_is_refused(eps):
+    for kind in (FGSM, BIM, PGD, APGD, Square, WorstCase):
+        with pytest.raises(ValueError, match="eps="):
+            kind(eps=eps)
