@@ -370,10 +370,12 @@ def _coarse(x: Tensor, precision: torch.dtype) -> float:
 
 
 def _tf32_allowed() -> bool:
+    # models/convolutions.py has the same function: neither package imports the other.
     try:
-        return torch.backends.cudnn.allow_tf32
+        allowed = torch.backends.cudnn.allow_tf32
     except RuntimeError:  # torch's newer setting is in use, and the older one can't be read beside it
-        return torch.backends.cudnn.conv.fp32_precision == "tf32"  # type: ignore[attr-defined]
+        allowed = torch.backends.cudnn.conv.fp32_precision == "tf32"  # type: ignore[attr-defined]
+    return allowed and torch.backends.cudnn.enabled
 
 
 def _wide(x: Tensor) -> torch.dtype:
