@@ -164,7 +164,7 @@ def test_more_searches_find_less() -> None:
     ],
 )
 def test_settings_are_checked(name: str, value: object) -> None:
-    with pytest.raises(ValueError, match=name):
+    with pytest.raises(ValueError, match=f"{name} must be"):
         CarliniWagner(**{name: value})  # type: ignore[arg-type]
 
 

@@ -13,10 +13,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mmlda.attacks.gradient import check_ball, direction, limits, per_sample, project, random_start, tall
+from mmlda.attacks.base import Attack, survivors
+from mmlda.attacks.checks import check_ball, check_choice, check_count, warn_caller
+from mmlda.attacks.gradient import direction, limits, per_sample, project, random_start, tall
 from mmlda.attacks.losses import Loss, check_loss, other_classes
 from mmlda.attacks.result import AttackResult, measure
-from mmlda.attacks.surface import Attack, Surface, check_count, survivors, tell
+from mmlda.attacks.surface import Surface
 
 __all__ = ["APGD"]
 
@@ -68,14 +70,11 @@ class APGD(Attack):
         super().__post_init__()
         check_ball(self.eps, self.norm)
         check_loss(self.loss)
-        if self.target not in (None, "least-likely", "random", "every"):
-            raise ValueError(f'target={self.target!r}: expected None, "least-likely", "random" or "every"')
+        check_choice("target", self.target, (None, "least-likely", "random", "every"))
         for name in ("steps", "restarts", "targets"):
             check_count(name, getattr(self, name))
 
-    def attack(
-        self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor
-    ) -> AttackResult:
+    def attack(self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor) -> AttackResult:
         goal, turns = target, [target]
         if target is None and self.target == "every":
             turns = list(other_classes(surface.replayed_logits(x), y).unbind(1)[: self.targets])
@@ -203,7 +202,8 @@ class APGD(Attack):
     def _loss(self, surface: Surface, x: Tensor, aimed: bool) -> Loss:
         L = surface.count(x)
         if self.loss == "dlr" and L < (4 if aimed else 3):
-            tell(f'"dlr"{" with a target" if aimed else ""} is undefined with {L} classes: APGD uses "margin" instead')
+            case = "with a target " if aimed else ""
+            warn_caller(f'"dlr" {case}is undefined with {L} classes: APGD uses "margin" instead')
             return "margin"
         return self.loss
 

@@ -31,10 +31,12 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from mmlda.attacks.base import Attack
+from mmlda.attacks.checks import check_choice, check_count, check_number
 from mmlda.attacks.gradient import tall
 from mmlda.attacks.losses import margin, other_classes
 from mmlda.attacks.result import AttackResult, measure
-from mmlda.attacks.surface import Attack, Surface, check_count, check_number
+from mmlda.attacks.surface import Surface
 
 __all__ = ["CarliniWagner"]
 
@@ -125,17 +127,14 @@ class CarliniWagner(Attack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.target not in (None, "least-likely", "random", "every"):
-            raise ValueError(f'target={self.target!r}: expected None, "least-likely", "random" or "every"')
+        check_choice("target", self.target, (None, "least-likely", "random", "every"))
         for name in ("search_steps", "steps"):
             check_count(name, getattr(self, name))
         for name in ("rate", "initial_c"):
-            check_number(name, getattr(self, name), "a positive number", lambda v: v > 0)
-        check_number("kappa", self.kappa, "a number, 0 or more", lambda v: v >= 0)
+            check_number(name, getattr(self, name), "a finite number > 0", lambda v: v > 0)
+        check_number("kappa", self.kappa, "a finite number >= 0", lambda v: v >= 0)
 
-    def attack(
-        self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor
-    ) -> AttackResult:
+    def attack(self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor) -> AttackResult:
         if target is None and self.target not in (None, "every"):
             target = self.target_for(self.target, surface, x, y, index)
         aimed = target is not None

@@ -17,10 +17,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mmlda.attacks.gradient import check_ball, in_ball, norm_of, random_start, tall
+from mmlda.attacks.base import Attack, survivors
+from mmlda.attacks.checks import check_ball, check_count
+from mmlda.attacks.gradient import in_ball, norm_of, random_start, tall
 from mmlda.attacks.losses import other_classes
 from mmlda.attacks.result import AttackResult, measure
-from mmlda.attacks.surface import Attack, Surface, check_count, may_be_infinite, survivors
+from mmlda.attacks.surface import Surface, may_be_infinite
 
 __all__ = ["FAB"]
 
@@ -117,9 +119,7 @@ class FAB(Attack):
         for name in ("targets", "steps", "restarts"):
             check_count(name, getattr(self, name))
 
-    def attack(
-        self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor
-    ) -> AttackResult:
+    def attack(self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor) -> AttackResult:
         z = surface.replayed_logits(x).clone()
         label = z.argmax(1)
         wide = torch.promote_types(x.dtype, torch.float32)

@@ -14,10 +14,12 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from mmlda.attacks.base import Attack, survivors
+from mmlda.attacks.checks import check_ball, check_choice, check_count, check_number
 from mmlda.attacks.losses import Loss, check_loss, margin, other_classes
 from mmlda.attacks.noise import Noise
 from mmlda.attacks.result import AttackResult, measure
-from mmlda.attacks.surface import Attack, Surface, check_count, check_number, survivors
+from mmlda.attacks.surface import Surface
 
 __all__ = ["BIM", "FGSM", "ILCM", "PGD", "ascend"]
 
@@ -174,20 +176,17 @@ class GradientAttack(Attack):
         super().__post_init__()
         check_ball(self.eps, self.norm)
         check_loss(self.loss)
-        if self.target not in (None, "least-likely", "random", "every"):
-            raise ValueError(f'target={self.target!r}: expected None, "least-likely", "random" or "every"')
+        check_choice("target", self.target, (None, "least-likely", "random", "every"))
         for name in ("steps", "restarts"):
             check_count(name, getattr(self, name))
         if self.step_size is not None:
-            check_number("step_size", self.step_size, "a positive number, or None", lambda v: v > 0)
+            check_number("step_size", self.step_size, "a finite number > 0, or None", lambda v: v > 0)
 
     def stride(self) -> float:
         """The step size in use: eps / steps, so that the steps just reach the edge of the ball."""
         return self.eps / self.steps if self.step_size is None else self.step_size
 
-    def attack(
-        self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor
-    ) -> AttackResult:
+    def attack(self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor) -> AttackResult:
         turns = self._targets(surface, x, y, target, index)
         # "every" asks for any other class, so it is judged like an attack without a target.
         goal = turns[0] if len(turns) == 1 else None
@@ -272,12 +271,6 @@ class _Run:
         at = who[better]
         for name in ("x_adv", "success", "prediction", "gap"):
             getattr(self, name).index_copy_(0, at, getattr(again, name)[better])
-
-
-def check_ball(eps: float, norm: str) -> None:
-    check_number("eps", eps, "a radius, 0 or more", lambda v: v >= 0)
-    if norm not in ("linf", "l2"):
-        raise ValueError(f'norm={norm!r}: expected "linf" or "l2"')
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mmlda.attacks.base import Attack, survivors
+from mmlda.attacks.checks import check_choice, check_count, check_number
 from mmlda.attacks.result import AttackResult, measure
-from mmlda.attacks.surface import Attack, Surface, check_count, check_number, finite, survivors
+from mmlda.attacks.surface import Surface, finite
 
 __all__ = ["JSMA", "best_pair", "best_pixel"]
 
@@ -163,17 +165,13 @@ class JSMA(Attack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number("eps", self.eps, "a step other than 0", lambda v: v != 0)
-        if self.surface not in ("logits", "softmax"):
-            raise ValueError(f'surface={self.surface!r}: expected "logits" or "softmax"')
-        if self.target not in ("least-likely", "random"):
-            raise ValueError(f'target={self.target!r}: expected "least-likely" or "random"')
+        check_number("eps", self.eps, "a finite number other than 0", lambda v: v != 0)
+        check_choice("surface", self.surface, ("logits", "softmax"))
+        check_choice("target", self.target, ("least-likely", "random"))
         check_count("steps", self.steps)
-        check_number("max_share", self.max_share, "a share, more than 0 and at most 1", lambda v: 0 < v <= 1)
+        check_number("max_share", self.max_share, "a share in (0, 1]", lambda v: 0 < v <= 1)
 
-    def attack(
-        self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor
-    ) -> AttackResult:
+    def attack(self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor) -> AttackResult:
         if target is None:
             target = self.target_for(self.target, surface, x, y, index)
         assert target is not None
@@ -229,9 +227,7 @@ class JSMA(Attack):
         # Widened first: what stands for infinity in half precision is no more than a common slope.
         return z.detach().argmax(1) == to, finite(a.flatten(1).to(wide)), finite(b.flatten(1).to(wide))
 
-    def _move(
-        self, x_k: Tensor, a: Tensor, b: Tensor, changed: Tensor, going: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _move(self, x_k: Tensor, a: Tensor, b: Tensor, changed: Tensor, going: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """One step: the images, the pixels changed so far, and who moved."""
         lo, hi = self.bounds
         flat = x_k.flatten(1)  # [N, D]

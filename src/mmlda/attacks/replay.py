@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from mmlda.attacks.checks import invalid
+
 __all__ = ["Replay", "compile_quietly", "compiled", "replay"]
 
 Step = Callable[..., tuple[Tensor, ...]]
@@ -61,9 +63,7 @@ class Replay:
         return self._outputs
 
 
-def replay(
-    step: Step, inputs: tuple[Tensor, ...], stream: torch.cuda.Stream | None = None, pool: Any = None
-) -> Step:
+def replay(step: Step, inputs: tuple[Tensor, ...], stream: torch.cuda.Stream | None = None, pool: Any = None) -> Step:
     """`step` as a CUDA graph for inputs of these shapes.
 
     Or `step` itself, where there is nothing to gain (the CPU, or a capture already under way) or where the
@@ -133,7 +133,7 @@ def compiled(model: nn.Module, *, backend: str = "inductor", captured: bool = Tr
     (torch.Size([2, 3]), False)
     """
     if not isinstance(model, nn.Module):
-        raise ValueError(f"model is a {type(model).__name__}: expected a torch.nn.Module, of which to make a copy")
+        raise invalid("model", "a torch.nn.Module, which can be copied", model)
     twin = copy.deepcopy(model).requires_grad_(False)
     twin.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     for module in twin.modules():

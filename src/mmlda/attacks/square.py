@@ -13,10 +13,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mmlda.attacks.gradient import check_ball, tall
+from mmlda.attacks.base import Attack, survivors
+from mmlda.attacks.checks import check_ball, check_count, check_number
+from mmlda.attacks.gradient import tall
 from mmlda.attacks.losses import margin
 from mmlda.attacks.result import AttackResult, measure
-from mmlda.attacks.surface import Attack, Surface, check_count, check_number, survivors
+from mmlda.attacks.surface import Surface
 
 __all__ = ["Square"]
 
@@ -89,11 +91,9 @@ class Square(Attack):
         super().__post_init__()
         check_ball(self.eps, self.norm)
         check_count("queries", self.queries)
-        check_number("p", self.p, "a share of the image, in (0, 1]", lambda v: 0 < v <= 1)
+        check_number("p", self.p, "a share in (0, 1]", lambda v: 0 < v <= 1)
 
-    def attack(
-        self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor
-    ) -> AttackResult:
+    def attack(self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor) -> AttackResult:
         shape, sought = x.shape, target is not None
         C, H, W = x.shape[1:] if x.ndim == 4 else (1, 1, x[0].numel())
         images = x.reshape(-1, C, H, W)
@@ -212,8 +212,7 @@ class Square(Attack):
             return (delta * part).square().sum((2, 3), keepdim=True)  # [N, C, 1, 1]
 
         rows, columns = (
-            (torch.arange(n, device=x.device) - corner[:, axis, None]).clamp_min(0)
-            for axis, n in ((0, H), (1, W))
+            (torch.arange(n, device=x.device) - corner[:, axis, None]).clamp_min(0) for axis, n in ((0, H), (1, W))
         )
         placed = canvas[rows[:, :, None], columns[:, None, :]][:, None] * here  # [N, 1, H, W]
         old = energy(here).sqrt()
