@@ -120,7 +120,7 @@ except ValueError:
 
 
 def test_a_function_has_no_copy():
-    with pytest.raises(ValueError, match="model must be a torch.nn.Module"):
+    with pytest.raises(ValueError, match=r"model must be a torch\.nn\.Module"):
         compiled(lambda x: x)
 
 

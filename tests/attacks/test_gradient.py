@@ -148,7 +148,7 @@ def test_signs_of_a_gradient_that_is_no_number(device: str, dtype: torch.dtype) 
 
     surface = Surface(lambda v: v[:, :3], y)
     expected = torch.tensor([0.0, 1.0, -1.0, -1.0, 0.0, 1.0] * 20, dtype=dtype, device=device).expand(2, 120)
-    assert torch.equal(surface.sign(loss, x, y), expected)
+    assert torch.equal(surface.sign(loss, x, y)[1], expected)
     assert torch.equal(surface.gradient(loss, x, y)[2].sign(), expected)
 
 
@@ -299,7 +299,10 @@ def test_settings_that_cannot_be() -> None:
         ({"eps": float("nan")}, r"eps must be .* got nan"),
         ({"eps": 0.1, "norm": "l1"}, r"norm must be one of 'linf', 'l2', got 'l1'"),
         ({"eps": 0.1, "loss": "cross"}, r"loss must be one of 'ce', 'margin', 'dlr', 'targeted', .* got 'cross'"),
-        ({"eps": 0.1, "target": "worst"}, r"target must be one of None, 'least-likely', 'random', 'every', got 'worst'"),
+        (
+            {"eps": 0.1, "target": "worst"},
+            r"target must be one of None, 'least-likely', .* got 'worst'",
+        ),
         ({"eps": 0.1, "steps": 0}, r"steps must be an integer >= 1, got 0"),
         ({"eps": 0.1, "restarts": 0}, r"restarts must be an integer >= 1, got 0"),
         ({"eps": 0.1, "step_size": 0.0}, r"step_size must be a finite number > 0, or None, got 0.0"),

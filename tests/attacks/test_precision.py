@@ -96,7 +96,10 @@ def test_a_method_of_a_network_in_train_mode() -> None:
 
 
 def test_what_a_worst_case_is_given_is_checked_and_a_blind_one_says_nothing_of_gradients() -> None:
-    for losses, what in (("margin", "losses must be .* got 'margin'"), (["nonsense"], "loss must be .* got 'nonsense'")):
+    for losses, what in (
+        ("margin", "losses must be .* got 'margin'"),
+        (["nonsense"], "loss must be .* got 'nonsense'"),
+    ):
         with pytest.raises(ValueError, match=what):
             WorstCase(eps=0.1, losses=losses)
     model, (x, y) = network("sr"), images(12)

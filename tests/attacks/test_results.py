@@ -6,9 +6,11 @@ import copy
 
 import pytest
 import torch
-from attack_cases import ATTACKS, BALLS, DETERMINISTIC, GRADIENT, MINIMUM_NORM, at_work, every_attack
+from attack_cases import ATTACKS, BALLS, DETERMINISTIC, GRADIENT, MINIMUM_NORM, UNSEEN, at_work, every_attack
 from attack_models import images, network
 from torch import Tensor
+
+from mmlda.attacks import BIM, FAB, JSMA, PGD, CarliniWagner
 
 
 @every_attack
@@ -112,3 +114,41 @@ def test_an_empty_batch_has_an_empty_result(name: str) -> None:
     result = ATTACKS[name]()(never, torch.zeros(0, 1, 8, 8), torch.zeros(0, dtype=torch.int64))
     assert len(result) == 0 and result.x_adv.shape == (0, 1, 8, 8)
     assert result.success.dtype == torch.bool and result.linf.shape == (0,)
+
+
+@every_attack
+def test_reports_who_was_right_before_and_after(name: str) -> None:
+    model, (x, y) = network("sr"), images(60)
+    y[:6] = (y[:6] + 1) % 10  # wrong from the start
+    result = ATTACKS[name](batch_size=25)(model, x, y)
+    with torch.no_grad():
+        before, after = (model(v).argmax(1) == y for v in (x, result.x_adv))
+    assert 0 < before.sum() < 60 and torch.equal(result.y, y)
+    assert torch.equal(result.right_after, after) and result.robust_accuracy == after.double().mean().item()
+    if name in UNSEEN:
+        assert result.right_before is None and result.clean_accuracy is None
+    else:
+        assert result.right_before is not None and torch.equal(result.right_before, before)
+        assert result.clean_accuracy == before.double().mean().item() > result.robust_accuracy
+    y.zero_()  # the caller's tensor, not the result's
+    assert torch.equal(result.right_after, after)
+
+
+def test_a_target_given_in_the_call_does_not_hide_the_clean_prediction() -> None:
+    model, (x, y) = network("sr"), images(20)
+    for attack in (BIM(eps=0.1), JSMA(eps=1.0), CarliniWagner(search_steps=1, steps=20), FAB(steps=3)):
+        result = attack(model, x, y, target=3)
+        assert result.clean_prediction is not None and torch.equal(result.clean_prediction, model(x).argmax(1)), attack
+
+
+def test_printing_a_result_shows_a_summary() -> None:
+    model, (x, y) = network("sr"), images(50)
+    result = BIM(eps=0.2)(model, x, y)
+    text = str(result)
+    assert text.startswith("AttackResult: 50 images\n") and len(text.splitlines()) == 6
+    for name, share in (("right before", result.clean_accuracy), ("right after", result.robust_accuracy)):
+        (row,) = [line for line in text.splitlines() if name in line]
+        assert row.endswith(f"{share:.1%}")
+    assert "linf 0.2, " in text and "zero gradient   0.0%" in text
+    assert "not measured" in str(PGD(eps=0.2, steps=2)(model, x, y))
+    assert "0 images" in str(BIM(eps=0.2)(model, x[:0], y[:0]))

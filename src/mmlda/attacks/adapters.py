@@ -140,16 +140,20 @@ class FoolboxAttack(Attack):
         x_adv = torch.where(tall(found, x), x_adv.detach().clamp(*self.bounds), x)
         prediction = surface.logits(x_adv).argmax(1)
         success = prediction != y if target is None else prediction == target
+        clean = None
         if self.eps is None:  # then a failure goes back to the image
-            prediction = torch.where(success, prediction, surface.logits(x).argmax(1))
+            clean = surface.logits(x).argmax(1)
+            prediction = torch.where(success, prediction, clean)
         return measure(
             x,
             x_adv,
+            y=y,
             success=success,
             prediction=prediction,
             steps=torch.full_like(y, int(getattr(self.peer, "steps", 0))),
             bounds=self.bounds,
             minimum_norm=self.eps is None,
+            clean_prediction=clean,
             target=target,
         )
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from mmlda.attacks.checks import check_count, check_number, invalid, warn_caller
-from mmlda.attacks.losses import choose_target
 from mmlda.attacks.noise import Noise
 from mmlda.attacks.result import AttackResult, concatenate, nothing
 from mmlda.attacks.surface import Model, Surface
@@ -150,10 +149,6 @@ class Attack:
     def noise(self, index: Tensor) -> Noise:
         return Noise(self.seed, index)
 
-    def target_for(self, kind: str | None, surface: Surface, x: Tensor, y: Tensor, index: Tensor) -> Tensor | None:
-        """The target a setting asks for, from the clean logits; None for none."""
-        return None if kind is None else choose_target(kind, surface.logits(x), y, self.noise(index))
-
     def _prepare(
         self, x: Tensor, y: Tensor, target: Tensor | int | None, index: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
@@ -188,7 +183,7 @@ class Attack:
 
 
 def check_labels(name: str, labels: object, x: Tensor) -> Tensor:
-    """Integer labels [N] on the device of `x` as an int64 tensor that autograd may keep; raise for anything else."""
+    """A copy of integer labels [N] on the device of `x` as int64; raise for anything else."""
     expected = f"an integer tensor [{len(x)}]"
     if not isinstance(labels, Tensor) or labels.shape != (len(x),):
         raise invalid(name, expected, labels)
@@ -196,8 +191,7 @@ def check_labels(name: str, labels: object, x: Tensor) -> Tensor:
         raise invalid(name, expected, labels)
     if labels.device != x.device:
         raise ValueError(f"{name} must be on {x.device}, where x is, got a tensor on {labels.device}")
-    labels = labels.detach().to(torch.int64)
-    return labels.clone() if labels.is_inference() else labels
+    return labels.detach().to(torch.int64, copy=True)
 
 
 def activation_bytes(surface: Surface, x: Tensor) -> int:

@@ -91,14 +91,15 @@ class Surface:
             self._note(z)
         return value, z, finite(g) if clean else g
 
-    def sign(self, loss: Loss, x: Tensor, y: Tensor, target: Tensor | None = None) -> Tensor:
-        """The sign of the gradient [like x], 0 where that is NaN: what a step in the largest norm needs.
+    def sign(self, loss: Loss, x: Tensor, y: Tensor, target: Tensor | None = None) -> tuple[Tensor | None, Tensor]:
+        """The logits as in `gradient`, and the sign of the gradient [like x], 0 where that is NaN.
 
-        For a point on the way, of which nothing is said in the end: `check` is not told of its logits. Neither these
-        nor the gradient are searched for NaN, which on the CPU is a good part of what a step costs beside its passes.
-        A loop turns autograd on once for all its steps, which takes less time than to turn it on in each.
+        All that a step in the largest norm needs, for an intermediate point: `check` does not see its logits. Neither
+        these nor the gradient are searched for NaN, which on the CPU is a good part of what a step costs beside its
+        passes. A loop turns autograd on once for all its steps, which takes less time than once per step.
         """
-        return self._differentiate(loss, x, y, target)[2].sign()  # of infinity 1, of NaN 0
+        _, z, g = self._differentiate(loss, x, y, target)
+        return None if z is None else z.detach(), g.sign()  # of infinity 1, of NaN 0
 
     def _answer(self, x: Tensor) -> Tensor:
         z = self.model(x)

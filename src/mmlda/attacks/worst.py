@@ -88,7 +88,7 @@ class WorstCase(Attack):
         return tuple(kind(seed=self.seed + i, **ball, **own) for i, (kind, own) in enumerate(makers))
 
     def attack(self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor) -> AttackResult:
-        label = surface.replayed_logits(x).argmax(1)
+        label = clean = surface.replayed_logits(x).argmax(1)
         wrong = label != y if target is None else label == target
         steps, winner = torch.zeros_like(y), torch.where(wrong, -2, -1)
         x_adv, zero = x.clone(), torch.zeros_like(wrong)
@@ -116,10 +116,12 @@ class WorstCase(Attack):
         return measure(
             x,
             x_adv,
+            y=y,
             success=winner != -1,
             prediction=label,
             steps=steps,
             bounds=self.bounds,
+            clean_prediction=clean,
             zero_at_start=None if blind else zero,
             target=target,
             winner=winner,
