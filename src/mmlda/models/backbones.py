@@ -17,21 +17,27 @@ __all__ = ["ConvNet", "ResNet", "conv_net", "fast_convolutions", "resnet", "resn
 
 
 class _Conv3(nn.Conv2d):
-    """A 3x3 convolution without bias. `fast` (a captured step of training) and `in_cuda_graph` (set by
-    `mmlda.attacks.compiled`; in TF32 too) take the package's own programs where they beat cuDNN's: outside a CUDA graph
-    their launches cost more than they save."""
+    """A 3x3 convolution without bias that can run the package's own programs where they beat cuDNN's.
+
+    Outside a CUDA graph their launches cost more than they save, so two callers that capture one ask for them: training
+    (`fast_convolutions`), and attacks on fixed weights (`for_attack_graph`), which use the TF32 programs too.
+    """
 
     fast = False
-    in_cuda_graph = False
+    attacked = False  # inside an attack's CUDA graph, with fixed weights
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1):
         super().__init__(inputs, outputs, 3, stride, 1, bias=False)
 
+    def for_attack_graph(self, captured: bool) -> None:
+        """The hook of `mmlda.attacks.compiled`."""
+        self.attacked = captured
+
     def forward(self, x: Tensor) -> Tensor:
         # Somebody may have folded a batch norm into it, or spread its filter.
         as_made = self.bias is None and self.padding == self.dilation == (1, 1)
-        if as_made and (self.fast or self.in_cuda_graph):
-            return conv3x3(x, self.weight, self.stride[0], tf32=self.in_cuda_graph)
+        if as_made and (self.fast or self.attacked):
+            return conv3x3(x, self.weight, self.stride[0], tf32=self.attacked)
         return super().forward(x)
 
 
