@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from dataset_files import made_up, rng, same
 from PIL import Image
-from test_data import made_up, rng, same
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from mmlda.data import load, split

@@ -176,12 +176,6 @@ def test_a_chunk_has_images(model, digits, tmp_path):
     assert not list(tmp_path.rglob("*"))
 
 
-def test_the_names_are_found_where_they_were():
-    from mmlda import evaluation
-
-    assert evaluation.attack_images is attack_images and evaluation.predictions is predictions
-
-
 def test_compiled_is_told_and_finds_the_same(model, digits, tmp_path, monkeypatch):
     made = []
 

@@ -85,6 +85,7 @@ class ResNet(nn.Module):
 
     Any number of input channels and any size from 8 x 8. `preactivation=False` is He 2015, `True` is He 2016.
 
+    >>> import torch
     >>> net = ResNet(depth=8, channels=1)
     >>> net(torch.rand(2, 1, 8, 8)).shape
     torch.Size([2, 64])
