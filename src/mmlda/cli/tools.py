@@ -39,7 +39,7 @@ def theory(
         "soft_target_gap": mmlda.theory.soft_target_gap(classes, C),
     }
     if plot is not None:
-        from mmlda.evaluation.pictures import theory_curves
+        from mmlda.theory.pictures import theory_curves
 
         theory_curves(plot, classes, C)
     if as_json:
@@ -67,7 +67,7 @@ def means(
     kind = "simplex" if classes <= dim + 1 else "pairs" if classes <= 2 * dim else "optimised"
     values = {"kind": kind, "max_cosine": mmlda.max_cosine(mu), "bound": mmlda.cosine_bound(classes, dim)}
     if plot is not None:
-        from mmlda.evaluation.pictures import means_picture
+        from mmlda.theory.pictures import means_picture
 
         means_picture(plot, mu)
     if as_json:

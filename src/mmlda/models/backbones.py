@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mmlda._utils.checks import check_count, invalid
 from mmlda.models.convolutions import conv3x3
 
 __all__ = ["ConvNet", "ResNet", "conv_net", "fast_convolutions", "resnet", "resnet32"]
@@ -94,10 +95,9 @@ class ResNet(nn.Module):
     def __init__(self, *, depth: int = 32, channels: int = 3, width: int = 16, preactivation: bool = False):
         super().__init__()
         if depth < 8 or (depth - 2) % 6:
-            raise ValueError(f"depth = {depth}: expected 6n + 2 with n >= 1 (8, 14, 20, 32, 44, 56, 110, ...)")
+            raise invalid("depth", "6n + 2 with n >= 1 (8, 14, 20, 32, 44, 56, 110, ...)", depth)
         for name, value in (("channels", channels), ("width", width)):
-            if value < 1:
-                raise ValueError(f"{name} = {value}: expected a positive whole number")
+            check_count(name, value, 1)
         self.config = {"backbone": "resnet", "depth": depth, "channels": channels, "width": width,
                        "preactivation": preactivation}
         self.num_features = 4 * width
@@ -117,7 +117,7 @@ class ResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() != 4 or min(x.shape[2:]) < 8:
-            raise ValueError(f"x has shape {tuple(x.shape)}: expected [N, channels, H, W] with H, W >= 8")
+            raise ValueError(f"x must have shape [N, channels, H, W] with H, W >= 8, got {list(x.shape)}")
         h = self.conv(x)
         if self.preactivation:
             h = F.relu(self.norm(self.blocks(h)))

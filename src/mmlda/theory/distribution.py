@@ -174,9 +174,7 @@ class MaxMahalanobisDistribution(Distribution):
         eye = torch.eye(self.dim, dtype=spread.dtype, device=spread.device)
         return eye / self.precision[..., None, None] + spread.mT @ spread
 
-    def sample_labeled(
-        self, sample_shape: Any = (), generator: torch.Generator | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def sample_labeled(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """Draw z [*sample_shape, *batch_shape, p] with its class y [*sample_shape, *batch_shape], int64."""
         shape = torch.Size(sample_shape) + self.batch_shape
         draws = math.prod(torch.Size(sample_shape))

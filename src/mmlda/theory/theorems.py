@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmlda._utils.checks import check_count, check_positive, check_priors, to_tensor
+from mmlda._utils.checks import check_count, check_positive, check_priors, invalid, to_tensor
 from mmlda.theory.integrals import distances, efficiency, sampled_error, simplex_error, two_class_error
 
 __all__ = [
@@ -65,11 +65,12 @@ def _means(means: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
 def _delta_zeta(delta: Any, zeta: Any) -> tuple[Tensor, Tensor, Callable[[Tensor], Any]]:
     (d, z), back = _lift(broadcast=True, delta=delta, zeta=zeta)
     if (d < 0).any():
-        raise ValueError(f"delta is a distance and must be >= 0, got {delta!r}")
+        raise invalid("delta", ">= 0, as a distance is", delta)
     return d, z, back
 
 
 # ---- Theorem 1: logistic regression against LDA -----------------------------------------------------------
+
 
 def relative_efficiency(zeta: Any, delta: Any, p: int | float) -> Any:
     r"""Efron's asymptotic relative efficiency of logistic regression to LDA, `Eff_p(zeta, Delta)` (Theorem 1).
@@ -204,9 +205,9 @@ def soft_target_gap(num_classes: Any, C: Any, precision: float = 1.0) -> Any:
 def _classes_and_scale(num_classes: Any, C: Any) -> tuple[Tensor, Tensor, Callable[[Tensor], Any]]:
     (L, C_), back = _lift(broadcast=True, num_classes=num_classes, C=C)
     if (L < 2).any() or (L != L.round()).any():
-        raise ValueError(f"num_classes must be an integer >= 2, got {num_classes!r}")
+        raise invalid("num_classes", "an integer >= 2", num_classes)
     if (C_ <= 0).any():
-        raise ValueError(f"C must be > 0, got {C!r}")
+        raise invalid("C", "> 0", C)
     return L, C_, back
 
 
@@ -243,9 +244,7 @@ def bayes_error(means: Any, priors: Any = None, *, samples: int = 1 << 17, seed:
     return back(error)
 
 
-def bayes_error_estimate(
-    means: Any, priors: Any = None, *, samples: int = 1 << 17, seed: int = 0
-) -> tuple[Any, Any]:
+def bayes_error_estimate(means: Any, priors: Any = None, *, samples: int = 1 << 17, seed: int = 0) -> tuple[Any, Any]:
     r"""The Bayes error for any means and priors by sampling, with its standard error.
 
     Importance sampling from `q(x) = \sum_{i<j} sqrt(pi_i p_i(x) pi_j p_j(x)) / B`, a mixture of Gaussians at
