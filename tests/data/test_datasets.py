@@ -150,11 +150,11 @@ def test_missing_says_how_to_get_it(tmp_path, name):
 
 
 def test_load_refuses(tmp_path):
-    with pytest.raises(ValueError, match="'cifar11', expected digits, mnist, fashion-mnist, cifar10, or a path"):
+    with pytest.raises(ValueError, match=r"source must be digits, .* or an existing path, got 'cifar11'"):
         load("cifar11")
     with pytest.raises(ValueError, match="no folders of images"):
         load(tmp_path)
-    with pytest.raises(ValueError, match="source is a dict"):
+    with pytest.raises(ValueError, match=r"data must be an ImageData.*, got a dict"):
         load({})
 
 
@@ -244,15 +244,15 @@ def test_folds(k):
 def test_subsets_refuse():
     made = made_up()
     for n in (0, 48, -1):
-        with pytest.raises(ValueError, match=f"n is {n}, expected 1 to 47"):
+        with pytest.raises(ValueError, match=f"n must be an integer from 1 to 47, got {n}"):
             holdout(made, n)
     for k in (1, 49):
-        with pytest.raises(ValueError, match=f"k is {k}, expected 2 to 48"):
+        with pytest.raises(ValueError, match=f"k must be an integer from 2 to 48, got {k}"):
             folds(made, k)
     for alpha in ([0.5] * 3, [0.5, 0.5, 0.5, 1.1], [0.5, -0.1, 0.5, 0.5], [0.5, float("nan"), 0.5, 0.5], 0.5):
-        with pytest.raises(ValueError, match=r"alpha is .*expected 4 probabilities"):
+        with pytest.raises(ValueError, match="alpha must be 4 probabilities, got"):
             biased(made, alpha)
-    with pytest.raises(ValueError, match="keeps none"):
+    with pytest.raises(ValueError, match="alpha must be large enough to keep one of the 48 images"):
         biased(made, [0.0] * 4)
 
 

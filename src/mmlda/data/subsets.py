@@ -29,7 +29,7 @@ def split(data: ImageData, part: float = 0.2) -> tuple[ImageData, ImageData]:
     """
     n = math.ceil(len(data) * part)
     if not 0 < n < len(data):
-        raise invalid("part", f"a share that leaves images on both sides of {len(data)}", part)
+        raise ValueError(f"data must leave images to train and to test on, got {len(data)} images with part = {part}")
     flat = data.images.cpu().contiguous().view(len(data), -1).numpy()
     keys = [hashlib.sha256(row.tobytes()).digest() for row in flat]
     order = np.array(sorted(range(len(data)), key=lambda i: (keys[i], i)))
