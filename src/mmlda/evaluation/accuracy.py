@@ -12,7 +12,7 @@ from mmlda._utils.checks import check_count
 from mmlda._utils.device import Model, device_of, eval_mode, on_device
 from mmlda.data import ImageData, as_images
 
-__all__ = ["Accuracy", "accuracy", "first", "logits", "predictions", "shares"]
+__all__ = ["Accuracy", "accuracy", "check_fits", "first", "logits", "predictions", "shares"]
 
 
 @dataclass(frozen=True)
@@ -85,3 +85,17 @@ def predictions(model: Model, data: Any, *, device: torch.device | str | None = 
 def first(data: ImageData, n: int | None) -> ImageData:
     """The first n images; all of them where n is None or larger than the data."""
     return data if n is None or check_count("n", n, 1) >= len(data) else data.subset(slice(n))
+
+
+@torch.no_grad()
+def check_fits(model: Model, data: ImageData, *, spare: bool = False) -> None:
+    """Raise a ValueError unless the model takes the images and has the classes of the data (or more, with `spare`)."""
+    try:
+        with eval_mode(model):
+            z = model(data.pixels(slice(1)).to(device_of(model)))
+    except RuntimeError as error:
+        size, why = " x ".join(map(str, data.shape)), str(error).splitlines()[0]
+        raise ValueError(f"data must fit the network, got images of {size} in {data.name!r} ({why})") from None
+    if z.ndim != 2 or (z.shape[1] != data.num_classes and not (spare and z.shape[1] > data.num_classes)):
+        wanted = f"the {z.shape[-1]} classes of the network"
+        raise ValueError(f"data must have {wanted}, got {data.num_classes} classes in {data.name!r}")

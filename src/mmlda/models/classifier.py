@@ -55,8 +55,7 @@ class Classifier(nn.Module):
         super().__init__()
         features, dim = getattr(backbone, "num_features", None), getattr(head, "dim", None)
         if not isinstance(features, int):
-            what = "have an integer `num_features`, the width of its output"
-            raise ValueError(f"backbone must {what}, got {features!r}")
+            raise ValueError(f"backbone must have an integer num_features, the width of its output, got {features!r}")
         if not isinstance(dim, int):
             raise ValueError(f"head must be a MaxMahalanobisHead or a SoftmaxHead, got {type(head).__name__}")
         if latent is None:
@@ -105,7 +104,7 @@ class Classifier(nn.Module):
         backbone = getattr(self.backbone, "config", None)
         if backbone is None:
             raise ValueError(
-                f"backbone must be one of this package to have a config, got {type(self.backbone).__name__}"
+                f"backbone must be one of this package, got {type(self.backbone).__name__} without a config"
             )
         head: dict[str, Any] = {"num_classes": self.num_classes, "dim": self.head.dim}
         if isinstance(self.head, MaxMahalanobisHead):
