@@ -1,8 +1,8 @@
 """`evaluate`: the table of clean and robust accuracy; a killed evaluation resumes."""
 
-import subprocess
-import sys
-import time
+import multiprocessing
+import os
+import signal
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from torch import nn
 import mmlda
 from mmlda.attacks import BIM
 from mmlda.evaluation import accuracy
+from mmlda.models import build
 from mmlda.results import load_all, wilson
 
 
@@ -52,53 +53,53 @@ def test_evaluate_says_how_good_and_how_robust(model, digits, tmp_path):
         mmlda.evaluate(model, test, n=0)
 
 
-KILLED = """
-import os, sys
-import torch
-import mmlda
-from mmlda.models import build
+class Counting(nn.Module):
+    """Counts the images that go through, in a file; kills its process, hard, when `limit` of them have."""
 
-class Counting(torch.nn.Module):
-    def __init__(self, inner):
+    def __init__(self, path, limit=10**9):
         super().__init__()
-        self.inner = inner
+        self.inner, self.path, self.limit, self.seen = build(SMALL, seed=0).eval(), path, limit, 0
+
     def forward(self, x):
-        with open(sys.argv[2], "a") as file:  # survives the kill
-            file.write(f"{len(x)}\\n")
+        self.seen += len(x)
+        with open(self.path, "a") as file:
+            file.write(f"{len(x)}\n")
+        if self.seen >= self.limit:
+            os.kill(os.getpid(), signal.SIGKILL)
         return self.inner(x)
 
-model = Counting(build({"backbone": "conv_net", "width": 4, "head": "softmax"}, seed=0).eval()).eval()
-test = mmlda.data.load("digits")[1]
-bim = mmlda.attacks.BIM(eps=0.1, steps=200)
-found = mmlda.evaluate(model, test, [bim], n=200, chunk=20, out=sys.argv[1], show=False)
-print(found.attacks[0].value, found.clean.value)
-"""
+
+SMALL = {"backbone": "conv_net", "width": 4, "head": "softmax"}
+
+
+def evaluate_counting(folder, limit=10**9):
+    """Evaluate in chunks of 20 images: 10 of the clean images, 10 of the attacked ones."""
+    attack, test = BIM(eps=0.1, steps=10), mmlda.data.load("digits")[1]
+    return mmlda.evaluate(
+        Counting(f"{folder}.count", limit).eval(), test, attack, n=200, chunk=20, out=folder, show=False
+    )
 
 
 def test_after_a_sigkill_finished_work_is_not_repeated(tmp_path):
-    """The images that went through, counted in a file: a killed and resumed evaluation costs at most a chunk more."""
+    """Images through the network: a killed and resumed evaluation repeats at most the chunk it was killed in."""
 
-    def start(out):
-        command = [sys.executable, "-c", KILLED, str(tmp_path / out), str(tmp_path / f"{out}.count")]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def images(folder):
+        return sum(map(int, (tmp_path / f"{folder}.count").read_text().split()))
 
-    def images(out):
-        return sum(map(int, (tmp_path / f"{out}.count").read_text().split()))
-
-    whole, errors = start("whole").communicate(timeout=120)
-    assert whole, errors
-    kills = 0
-    for chunks in (11, 13, 15):  # ten are of the clean images
-        with start("killed") as process:
-            while process.poll() is None and len(list((tmp_path / "killed").rglob("images-*.safetensors"))) < chunks:
-                time.sleep(0.002)
-            kills += process.poll() is None
-            process.kill()
-    assert kills == 3
-    resumed, errors = start("killed").communicate(timeout=120)
-    assert resumed == whole, errors
-    one_chunk = images("whole") / 10
-    assert images("whole") <= images("killed") <= images("whole") + 3 * one_chunk
+    whole = evaluate_counting(tmp_path / "whole")
+    one_chunk = (images("whole") - 200) // 10  # of an attack: its steps, and the clean prediction
+    for limit in (100, 100 + 3 * one_chunk + 60):  # among the clean images, then among the attacked ones
+        process = multiprocessing.get_context("fork").Process(
+            target=evaluate_counting, args=(tmp_path / "killed", limit)
+        )
+        process.start()
+        process.join(120)
+        assert process.exitcode == -signal.SIGKILL
+    done = len(list((tmp_path / "killed").rglob("images-*.safetensors")))
+    assert 10 < done < 20
+    resumed = evaluate_counting(tmp_path / "killed")
+    assert [r.value for r in resumed.results] == [r.value for r in whole.results]
+    assert images("whole") < images("killed") <= images("whole") + 20 + one_chunk
 
 
 @pytest.mark.parametrize(
