@@ -40,7 +40,7 @@ GROUPS: list[tuple[str, str, dict[str, tuple[str, ...] | None]]] = [
       "mmlda.evaluation.calibration": None, "mmlda.audit": None}),
     ("Results", "One file a number; the paper; the page.",
      {"mmlda.results": None, "mmlda.paper": None, "mmlda.paper.verification": None, "mmlda.report": None,
-      "mmlda.paper.demo": None, "mmlda.evaluation.pictures": None}),
+      "mmlda.paper.demo": None, "mmlda.evaluation.pictures": None, "mmlda.theory.pictures": None}),
 ]  # fmt: skip
 
 

@@ -55,30 +55,51 @@ def test_train_says_how_good_it_is_and_goes_on(run):
 
 def test_attack_prints_and_leaves_its_files(run, tmp_path):
     folder, clean = run
-    done = mmlda("attack", folder, "--attack", "pgd", "--eps", 0.15, "--n", 80, "--out", tmp_path / "a", "--json",
-                 "--set", "steps=10")  # fmt: skip
-    result = json.loads(done.stdout)
+    words = ("attack", folder, "--attack", "pgd:0.15,steps=10", "--n", 80, "--out", tmp_path / "a")
+    result = json.loads(mmlda(*words, "--json").stdout)
     assert result["value"] < 100 * clean["accuracy"] - 20 and result["attack"]["settings"]["steps"] == 10
     assert (tmp_path / "a" / "result.json").is_file() and (tmp_path / "a" / "examples.png").is_file()
-    words = mmlda("attack", folder, "--attack", "pgd", "--eps", 0.15, "--n", 80, "--out", tmp_path / "a",
-                  "--set", "steps=10").stdout  # fmt: skip
-    assert f"{result['value']:.2f}% under attack" in words
+    assert f"{result['value']:.2f}% under attack" in mmlda(*words).stdout
+
+
+def test_several_attacks_get_one_folder_each(run, tmp_path):
+    specs = ("fgsm:8/255", "bim:0.1,steps=3,loss=margin")
+    words = ("attack", run[0], "--attack", specs[0], "--attack", specs[1], "--n", 10, "--out", tmp_path)
+    results = json.loads(mmlda(*words, "--json").stdout)
+    assert [r["attack"]["settings"]["eps"] for r in results] == [pytest.approx(8 / 255), 0.1]
+    assert {path.parent.name for path in tmp_path.rglob("result.json")} == {"fgsm-8-255", "bim-0.1-steps=3-loss=margin"}
+    assert mmlda(*words).stdout.count("under attack") == 2
 
 
 def test_a_folder_where_nothing_was_done_is_free_and_losses_can_be_named(run, tmp_path):
-    words = ("attack", run[0], "--eps", 0.1, "--n", 20, "--out", tmp_path / "a")
-    assert "targeted" in mmlda(*words, "--attack", "pgd", "--set", "loss=targeted", code=2).stderr
-    mmlda(*words, "--attack", "worst", "--set", 'losses=["margin"]')
+    words = ("attack", run[0], "--n", 20, "--out", tmp_path / "a")
+    assert "targeted" in mmlda(*words, "--attack", "pgd:0.1,loss=targeted", code=2).stderr
+    mmlda(*words, "--attack", 'worst:0.1,losses=["margin","ce"],seed=1')
     settings = json.loads((tmp_path / "a" / "result.json").read_text())["attack"]["settings"]
-    assert settings["losses"] == ["margin"]
-    assert "holds other work" in mmlda(*words, "--attack", "pgd", code=2).stderr
+    assert settings["losses"] == ["margin", "ce"] and settings["seed"] == 1
+    assert "other attack" in mmlda(*words, "--attack", "pgd:0.1", code=2).stderr
 
 
 def test_fine_tuning_from_a_run(run, tmp_path):
     folder, _ = run
     adversary = json.dumps({"attack": "fgsm", "eps": [0.05, 0.1], "steps": 1, "craft": "once"})
-    done = mmlda("train", "--data", "digits", "--recipe", "digits-sr", "--steps", 20, "--start", folder, "--out",
-                 tmp_path / "sat", "--set", f"adversary={adversary}", "--set", "lr=0.01")  # fmt: skip
+    done = mmlda(
+        "train",
+        "--data",
+        "digits",
+        "--recipe",
+        "digits-sr",
+        "--steps",
+        20,
+        "--start",
+        folder,
+        "--out",
+        tmp_path / "sat",
+        "--set",
+        f"adversary={adversary}",
+        "--set",
+        "lr=0.01",
+    )
     assert "after 20 steps" in done.stdout
     recipe = json.loads((tmp_path / "sat" / "run.json").read_text())["recipe"]
     assert recipe["adversary"]["craft"] == "once" and recipe["lr"] == 0.01
@@ -102,73 +123,82 @@ def test_fine_tuning_goes_by_the_head_of_the_network(tmp_path):
 @pytest.mark.parametrize(
     "words, what",
     [
-        (("train", "--head", "svm"), "head = 'svm'"),
-        (("train", "--recipe", "x"), "recipe = 'x'"),
-        (("train", "--set", "lr"), "expected name=value"),
-        (("train", "--set", "speed=1"), "speed"),
-        (("train", "--set", "lr=-1"), "lr = -1"),
-        (("train", "--device", "cuda:99"), "device"),
-        (("train", "--data", "nowhere"), "nowhere"),
-        (("train", "--steps", "0"), "steps = 0"),
-        (("attack", "nowhere", "--attack", "bim", "--eps", "0.1", "--out", "OUT"), "source = 'nowhere'"),
-        (("attack", "mnist-sr", "--attack", "magic", "--out", "OUT"), "attack = 'magic'"),
-        (("attack", "mnist-sr", "--attack", "bim", "--out", "OUT"), "BIM needs eps"),
-        (("attack", "mnist-sr", "--attack", "bim", "--eps", "-1", "--out", "OUT"), "eps"),
-        (("theory", "--classes", "1"), "L"),
-        (("means", "--dim", "0"), "dim"),
-        (("data", "check", "imagenet"), "imagenet"),
-        (("evaluate", "mnist-sr", "--attack", "magic:0.1"), "attack = 'magic'"),
-        (("evaluate", "mnist-sr", "--attack", "bim:much"), "attack = 'bim:much'"),
-        (("evaluate", "mnist-sr", "--attack", "bim"), "BIM needs eps"),
-        (("evaluate", "mnist-sr", "--attack", "cw:0.1"), "eps = 0.1"),
-        (("audit", "nowhere", "--eps", "0.1"), "source = 'nowhere'"),
-        (("audit", "mnist-sr", "--eps", "-1"), "eps"),
-        (("evaluate", "mnist-sr", "--temperature"), "n = None"),
-        (("attack", "cifar10-sr", "--attack", "bim", "--eps", "0.1", "--out", "OUT"), "images of 1 x 8 x 8"),
-        (("attack", "mnist-sr", "--attack", "bim", "--set", "eps=abc", "--out", "OUT"), "eps = 'abc': expected float"),
-        (("attack", "mnist-sr", "--attack", "bim", "--set", "steps=2.5", "--out", "OUT"), "steps = 2.5"),
-        (("attack", "mnist-sr", "--attack", "worst", "--set", "attacks=foo", "--out", "OUT"), "attacks"),
-        (("attack", "mnist-sr", "--attack", "bim", "--eps", "1", "--set", "bounds=[0,255]", "--out", "OUT"), "bounds"),
-        (("attack", "mnist-sr", "--attack", "worst", "--eps", "0.1", "--set", "losses=[1]", "--out", "OUT"), "losses"),
-        (("train", "--set", "lr=abc"), "lr = 'abc'"),
-        (("train", "--set", "seed=x"), "seed = 'x'"),
-        (("train", "--set", 'milestones=["a"]'), "milestones = ['a']"),
-        (("train", "--set", 'adversary={"foo": 1}'), "foo = 1"),
-        (("train", "--model", "depth=33", "--data", "digits"), "depth"),
-        (("train", "--model", "size=33"), "size"),
-        (("train", "--model", "depth=xx"), "depth = 'xx': expected int"),
-        (("train", "--model", "width=xx", "--data", "digits"), "width = 'xx': expected int"),
-        (("train", "--model", "batch_norm=no", "--data", "digits"), "batch_norm = 'no': expected bool"),
-        (("train", "--model", "mean=null", "--data", "digits"), "model = mean=null"),
-        (("train", "--model", "channels=3", "--data", "digits"), "images of 1 x 8 x 8"),
-        (("train", "--model", "num_classes=5", "--data", "digits"), "10 classes: expected 5"),
-        (("train", "--start", "cifar10-sr", "--recipe", "cifar10-sat", "--data", "digits"), "images of 1 x 8 x 8"),
-        (("train", "--start", "cifar10-sr", "--head", "mmlda"), "head = 'mmlda': expected 'softmax'"),
-        (("train", "--start", "cifar10-mmlda", "--head", "softmax"), "head = 'softmax': expected 'mmlda'"),
-        (("train", "--start", "cifar10-sr", "--model", "width=8"), "model = width=8"),
-        (("reproduce", "--verify", "OUT", "--n", "0"), "no file is there"),
-        (("reproduce",), "name is missing"),
-        (("reproduce", "table9"), "name = 'table9'"),
-        (("reproduce", "table1", "--seeds", "a"), "seeds = 'a'"),
-        (("reproduce", "table1", "--shipped"), "shipped"),
-        (("reproduce", "--verify", "OUT"), "no file is there"),
-        (("report", "OUT"), "expected result files"),
+        ("train --head svm", "head must be one of mmlda, softmax, got 'svm'"),
+        ("train --recipe x", "recipe must be one of mnist-sr, "),
+        ("train --set lr", "--set must be KEY=VALUE, got 'lr'"),
+        ("train --set speed=1", "setting of the recipe must be one of steps, "),
+        ("train --set lr=-1", "lr"),
+        ("train --device cuda:99", "device must be available, got 'cuda:99'"),
+        ("train --data nowhere", "got 'nowhere'"),
+        ("train --steps 0", "steps"),
+        ("train --set lr=abc", "lr must be float, got 'abc'"),
+        ("train --set seed=x", "seed must be int, got 'x'"),
+        ("train --set milestones=['a']", "milestones must be tuple[int, ...], got"),
+        ('train --set adversary={"foo":1}', "setting of the adversary must be one of attack, "),
+        ("train --model depth=33 --data digits", "depth"),
+        ("train --model size=33", "size"),
+        ("train --model depth=xx", "depth must be int, got 'xx'"),
+        ("train --model width=xx --data digits", "width must be int, got 'xx'"),
+        ("train --model batch_norm=no --data digits", "batch_norm must be bool, got 'no'"),
+        ("train --model mean=null --data digits", "model must be valid settings, got {'mean': None}"),
+        ("train --model channels=3 --data digits", "images of 1 x 8 x 8"),
+        ("train --model num_classes=5 --data digits", "data must have the 5 classes of the network, got 10"),
+        ("train --start cifar10-sr --recipe cifar10-sat --data digits", "images of 1 x 8 x 8"),
+        ("train --start cifar10-sr --head mmlda", "head must be 'softmax', that of the network to start from"),
+        ("train --start cifar10-mmlda --head softmax", "head must be 'mmlda', that of the network to start from"),
+        ("train --start cifar10-sr --model width=8", "model must be None where a network to start from is given"),
+        ("attack nowhere --attack bim:0.1 --out OUT", "source must be the folder of a run"),
+        ("attack mnist-sr --attack magic --out OUT", "attack must be one of fgsm, bim"),
+        ("attack mnist-sr --attack bim --out OUT", "attack must be given eps, as in bim:8/255, got 'bim'"),
+        ("attack mnist-sr --attack bim:-1 --out OUT", "eps"),
+        ("attack cifar10-sr --attack bim:0.1 --out OUT", "images of 1 x 8 x 8"),
+        ("attack mnist-sr --attack bim,eps=abc --out OUT", "eps must be float, got 'abc'"),
+        ("attack mnist-sr --attack bim:1/0 --out OUT", "eps must be float, got '1/0'"),
+        ("attack mnist-sr --attack bim:0.1,eps=0.2 --out OUT", "attack must be given each setting once"),
+        ("attack mnist-sr --attack bim:0.1,steps=2.5 --out OUT", "steps must be int, got 2.5"),
+        ("attack mnist-sr --attack bim:0.1,speed=2 --out OUT", "setting of bim must be one of "),
+        ("attack mnist-sr --attack bim:0.1,steps --out OUT", "eps must be float, got '0.1,steps'"),
+        ("attack mnist-sr --attack worst:0.1,attacks=foo --out OUT", "attacks"),
+        ("attack mnist-sr --attack bim:1,bounds=[0,255] --out OUT", "bounds must be left out"),
+        ("attack mnist-sr --attack worst:0.1,losses=[1] --out OUT", "losses"),
+        ("evaluate mnist-sr --attack magic:0.1", "attack must be one of fgsm, bim"),
+        ("evaluate mnist-sr --attack bim:much", "eps must be float, got 'much'"),
+        ("evaluate mnist-sr --attack bim", "attack must be given eps"),
+        ("evaluate mnist-sr --attack cw:0.1", "setting of cw must be one of"),
+        ("evaluate mnist-sr --temperature", "n must be from 1 to 359, as --temperature needs the other test images, got None"),
+        ("audit nowhere --eps 0.1", "source must be the folder of a run"),
+        ("audit mnist-sr --eps -1", "eps"),
+        ("theory --classes 1", "L"),
+        ("means --dim 0", "dim"),
+        ("data check imagenet", "imagenet"),
+        ("reproduce --verify OUT --n 0", "no file is there"),
+        ("reproduce", "name must be one of table1"),
+        ("reproduce table9", "table9"),
+        ("reproduce table1 --seeds a", "seeds must be comma-separated integers such as 0,1,2, got 'a'"),
+        ("reproduce table1 --shipped", "shipped"),
+        ("reproduce --verify OUT", "no file is there"),
+        ("report OUT", "expected result files"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(words, what, tmp_path):
-    done = mmlda(*[tmp_path if word == "OUT" else word for word in words], code=2)
+    done = mmlda(*[tmp_path if word == "OUT" else word for word in words.split()], code=2)
     assert what in done.stderr and done.stderr.startswith("mmlda: ") and done.stderr.count("\n") == 1
     assert done.stdout == ""
 
 
 @pytest.mark.parametrize(
-    ("words", "what"),
-    [(("train", "--fast"), "No such option"), (("attack",), "Missing argument"), (("fly",), "No such command"),
-     (("attack", "mnist-sr", "--attack", "bim", "--eps", "abc", "--out", "x"), "'--eps'"),
-     (("attack", "mnist-sr", "--eps", "abc"), "; it was 'abc'"), (("theory", "--classes=five"), "; it was 'five'")],
-)  # fmt: skip
+    "words, what",
+    [
+        ("train --fast", "No such option"),
+        ("attack", "Missing argument"),
+        ("fly", "No such command"),
+        ("audit mnist-sr --eps abc", "'--eps'"),
+        ("audit mnist-sr --eps abc", "'abc'"),
+        ("theory --classes=five", "'five'"),
+    ],
+)
 def test_what_the_parser_refuses_is_one_line_too(words, what):
-    done = mmlda(*words, code=2)
+    done = mmlda(*words.split(), code=2)
     assert what in done.stderr and done.stderr.startswith("mmlda: ") and done.stderr.count("\n") == 1
 
 
@@ -180,8 +210,8 @@ def test_no_words_at_all_are_answered_with_the_help():
 def test_a_file_in_the_place_of_a_folder_is_named(run, tmp_path):
     path = tmp_path / "a file"
     path.write_text("")
-    done = mmlda("attack", run[0], "--attack", "fgsm", "--eps", 0.1, "--n", 4, "--out", path, code=2)
-    assert done.stderr == f"mmlda: {path}: expected another kind of path: File exists\n"
+    done = mmlda("attack", run[0], "--attack", "fgsm:0.1", "--n", 4, "--out", path, code=2)
+    assert done.stderr == f"mmlda: {path}: wrong kind of path: File exists\n"
 
 
 def test_theory_and_means():
@@ -203,8 +233,19 @@ def test_data_and_models(tmp_path):
 
 
 def test_evaluate_is_a_table_or_json(run, tmp_path):
-    words = ("evaluate", run[0], "--attack", "bim:0.1", "--attack", "fgsm:0.1", "--n", 60, "--out", tmp_path,
-             "--temperature")  # fmt: skip
+    words = (
+        "evaluate",
+        run[0],
+        "--attack",
+        "bim:0.1",
+        "--attack",
+        "fgsm:0.1",
+        "--n",
+        60,
+        "--out",
+        tmp_path,
+        "--temperature",
+    )
     text = mmlda(*words).stdout
     assert "BIM 0.1" in text and "95% interval" in text and "at temperature" in text
     results = json.loads(mmlda(*words, "--json").stdout)
@@ -244,18 +285,22 @@ def test_theory_and_means_are_plotted(tmp_path):
         for ending, start in ((".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")):
             path = tmp_path / f"{words[0]}{ending}"
             assert str(path) in mmlda(*words, "--plot", path).stdout and path.read_bytes().startswith(start)
-    assert "expected a .png" in mmlda("theory", "--plot", tmp_path / "x.bmp", code=2).stderr
+    assert "path must be a .png, .svg or .pdf file, got" in mmlda("theory", "--plot", tmp_path / "x.bmp", code=2).stderr
 
 
 def test_tab_completion_offers_commands_options_and_names():
     """As the shell asks: through an environment variable, in a process of its own."""
 
     def complete(*words):
-        asked = {"_MMLDA_COMPLETE": "complete_bash", "COMP_WORDS": "mmlda " + " ".join(words),
-                 "COMP_CWORD": str(len(words))}  # fmt: skip
+        asked = {
+            "_MMLDA_COMPLETE": "complete_bash",
+            "COMP_WORDS": "mmlda " + " ".join(words),
+            "COMP_CWORD": str(len(words)),
+        }
         code = "import sys; sys.argv[0] = 'mmlda'; from mmlda.cli import main; main()"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120,
-                              env={**os.environ, **asked})  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env={**os.environ, **asked}
+        )
         return done.stdout.split()
 
     assert {"reproduce", "audit", "report"} <= set(complete("re")) | set(complete("au"))

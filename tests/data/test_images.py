@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from dataset_files import made_up, rng, same
 from PIL import Image
-from test_data import made_up, rng, same
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from mmlda.data import load, split
 from mmlda.data.images import ImageData, as_images
@@ -53,13 +53,13 @@ def test_digest_is_of_the_content():
 @pytest.mark.parametrize(
     "images, labels, words",
     [
-        (torch.zeros(2, 3, 4), torch.zeros(2).long(), r"images is torch.float32 \[2, 3, 4\]"),
-        (torch.zeros(2, 1, 4, 4).double(), torch.zeros(2).long(), "images is torch.float64"),
-        (torch.zeros(2, 1, 4, 4), torch.zeros(3).long(), r"labels is torch.int64 \[3\], expected int64 \[2\]"),
-        (torch.zeros(2, 1, 4, 4), torch.zeros(2).int(), "labels is torch.int32"),
-        (torch.zeros(2, 1, 4, 4), torch.tensor([0, 3]), "labels run from 0 to 3, expected 0 to 2"),
-        (torch.zeros(2, 1, 4, 4), torch.tensor([-1, 0]), "labels run from -1"),
-        (torch.zeros(0, 1, 4, 4), torch.zeros(0).long(), "images is empty"),
+        (torch.zeros(2, 3, 4), torch.zeros(2).long(), r"images must be .*, got torch.float32 \[2, 3, 4\]"),
+        (torch.zeros(2, 1, 4, 4).double(), torch.zeros(2).long(), "images must be .*, got torch.float64"),
+        (torch.zeros(2, 1, 4, 4), torch.zeros(3).long(), r"labels must be int64 \[2\], got torch.int64 \[3\]"),
+        (torch.zeros(2, 1, 4, 4), torch.zeros(2).int(), "labels must be .*, got torch.int32"),
+        (torch.zeros(2, 1, 4, 4), torch.tensor([0, 3]), "labels must be classes from 0 to 2, got 0 to 3"),
+        (torch.zeros(2, 1, 4, 4), torch.tensor([-1, 0]), "labels must be .*, got -1"),
+        (torch.zeros(0, 1, 4, 4), torch.zeros(0).long(), "images must be at least one image"),
     ],
 )
 def test_image_data_refuses(images, labels, words):
@@ -91,13 +91,13 @@ def test_floats_that_are_not_keep_their_precision():
 @pytest.mark.parametrize(
     "x, y, words",
     [
-        (torch.full((2, 1, 2, 2), 1.5), torch.zeros(2).long(), r"x runs from 1.5 to 1.5, expected \[0, 1\]"),
-        (torch.full((2, 1, 2, 2), -0.1), torch.zeros(2).long(), "x runs from -0.1"),
-        (torch.full((2, 1, 2, 2), torch.nan), torch.zeros(2).long(), "x runs from nan"),
-        (torch.zeros(2, 1, 2, 2).long(), torch.zeros(2).long(), "x is torch.int64"),
-        (torch.zeros(2, 1, 2, 2), torch.zeros(2), "y is torch.float32"),
-        (torch.zeros(2, 1, 2, 2), torch.zeros(2, 1).long(), r"y is torch.int64 \[2, 1\]"),
-        (torch.zeros(2, 4), torch.zeros(2).long(), r"images is torch.uint8 \[2, 4\]"),
+        (torch.full((2, 1, 2, 2), 1.5), torch.zeros(2).long(), r"x must be in \[0, 1\], got values from 1.5 to 1.5"),
+        (torch.full((2, 1, 2, 2), -0.1), torch.zeros(2).long(), "x must be .*, got values from -0.1"),
+        (torch.full((2, 1, 2, 2), torch.nan), torch.zeros(2).long(), "x must be .*, got values from nan"),
+        (torch.zeros(2, 1, 2, 2).long(), torch.zeros(2).long(), "x must be .*, got torch.int64"),
+        (torch.zeros(2, 1, 2, 2), torch.zeros(2), "y must be .*, got torch.float32"),
+        (torch.zeros(2, 1, 2, 2), torch.zeros(2, 1).long(), r"y must be .*, got torch.int64 \[2, 1\]"),
+        (torch.zeros(2, 4), torch.zeros(2).long(), r"images must be .*, got torch.uint8 \[2, 4\]"),
     ],
 )
 def test_tensors_refused(x, y, words):
@@ -146,19 +146,35 @@ def test_datasets():
 
 
 def test_datasets_refused():
-    with pytest.raises(ValueError, match=r"image 1 is torch.uint8 \[1, 3, 3\].*\[1, 2, 2\]"):
+    with pytest.raises(ValueError, match=r"image 1 must be torch.uint8 \[1, 2, 2\].*, got torch.uint8 \[1, 3, 3\]"):
         as_images(Items([(torch.zeros(1, n, n, dtype=torch.uint8), 0) for n in (2, 3)]))
     with pytest.raises(ValueError, match="empty dataset"):
         as_images(Items([]))
     image = torch.zeros(1, 2, 2)
     for label in (0.9, float("nan"), float("inf"), torch.tensor(0.5), torch.tensor([0, 1]), "ant", None):
-        with pytest.raises(ValueError, match=r"source: label 1 is .*, expected a whole number"):
+        with pytest.raises(ValueError, match=r"^label 1 must be an integer, got "):
             as_images(Items([(image, 0), (image, label)]))
     assert as_images(Items([(image, 1.0), (image, torch.tensor(2.0))])).labels.tolist() == [1, 2]
-    with pytest.raises(ValueError, match=r"data has 1 images.* to train on and one to test on"):
+    with pytest.raises(ValueError, match="data must leave images to train and to test on, got 1 images"):
         load(Items([(image, 0)]))
-    with pytest.raises(ValueError, match="part is 1"):
+    with pytest.raises(ValueError, match="part = 1"):
         split(as_images(Items([(image, 0)] * 5)), 1)
-    with pytest.raises(ValueError, match=r"train classes .* test classes"):
+    with pytest.raises(ValueError, match="test classes must be the training set's"):
         item = (torch.zeros(1, 2, 2), 0)
         load((Items([item], ["ant", "bee"]), Items([item], ["bee", "ant"])))
+
+
+def test_a_loader_is_read_once_and_keeps_the_names_of_its_dataset():
+    made = made_up((7, 6, 4))
+    items = Items([(x, int(y)) for x, y in zip(made.images, made.labels)], ["ant", "bee", "cow"])
+    read = as_images(DataLoader(Subset(items, range(10)), batch_size=4))
+    assert same(read, made.images[:10], made.labels[:10]) and read.classes == ("ant", "bee", "cow")
+    with pytest.raises(ValueError, match="empty DataLoader"):
+        as_images(DataLoader(Items([]), batch_size=4))
+
+
+def test_image_data_is_taken_as_it_is():
+    made = made_up()
+    assert as_images(made) is made
+    renamed = as_images(made, name="other")
+    assert renamed.name == "other" and renamed.images is made.images

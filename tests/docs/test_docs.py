@@ -192,15 +192,24 @@ def test_there_are_commands_to_check():
 # ---------------------------------------------------------------------------------------------------- messages
 
 
+def text_of(node):
+    """A string of the sources, with a gap where an f-string has a value; a gap for anything else."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(p.value) if isinstance(p, ast.Constant) else "\0" for p in node.values)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else "\0"
+
+
 def literals():
-    """Every string of the sources, with a gap where an f-string has a value."""
+    """Every string of the sources, and the messages that `invalid` and `check_choice` make of theirs."""
     found = []
     for path in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.JoinedStr):
-                found.append("".join(str(p.value) if isinstance(p, ast.Constant) else "\0" for p in node.values))
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.append(node.value)
+            if isinstance(node, ast.JoinedStr | ast.Constant):
+                found.append(text_of(node))
+            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "invalid":
+                found.append(f"{text_of(node.args[0])} must be {text_of(node.args[1])}, got \0")
+            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "check_choice":
+                found.append(f"{text_of(node.args[0])} must be one of \0, got \0")
     return found
 
 

@@ -1,8 +1,8 @@
-"""Accuracy by class, what attacks leave of it, calibration; and that a killed evaluation goes on."""
+"""`evaluate`: the table of clean and robust accuracy; a killed evaluation resumes."""
 
-import subprocess
-import sys
-import time
+import multiprocessing
+import os
+import signal
 
 import pytest
 import torch
@@ -11,9 +11,7 @@ from torch import nn
 
 import mmlda
 from mmlda.attacks import BIM
-from mmlda.data import ImageData
 from mmlda.evaluation import accuracy
-from mmlda.evaluation.calibration import calibration_error, fit_temperature
 from mmlda.models import build
 from mmlda.results import load_all, wilson
 
@@ -28,29 +26,12 @@ def model():
     return classifier()
 
 
-def test_accuracy_by_class_on_a_biased_set(model, digits):
-    biased = mmlda.data.biased(digits[1], [1.0] + [0.2] * 9, seed=0)
-    result = accuracy(model, biased, batch_size=7)
-    guess = torch.cat([model(biased.pixels([i])).argmax(1) for i in range(len(biased))])
-    right = guess == biased.labels
-    assert result.n == len(biased) and result.accuracy == pytest.approx(float(right.double().mean()))
-    expected = [float(right[biased.labels == k].double().mean()) for k in range(10)]
-    assert result.per_class == pytest.approx(expected)
-    assert result.balanced == pytest.approx(sum(expected) / 10)
-    assert result.error == pytest.approx(100 - 100 * result.accuracy)
-
-
-def test_a_class_without_images_is_not_a_class_that_is_wrong(digits):
-    data = ImageData(digits[1].images[:5], torch.tensor([0, 0, 2, 2, 2]), ("a", "b", "c"))
-    result = accuracy(build({"backbone": "conv_net", "head": "softmax", "num_classes": 3}, seed=0), data)
-    assert result.per_class[1] != result.per_class[1] and result.balanced == result.balanced  # NaN, and a number
-
-
 def test_evaluate_says_how_good_and_how_robust(model, digits, tmp_path):
     test = digits[1]
     weak, strong = BIM(eps=0.03), BIM(eps=0.15)
-    found = mmlda.evaluate(model, test, [weak, strong], n=120, chunk=50, out=tmp_path, temperature=test, name="SR",
-                           show=False)  # fmt: skip
+    found = mmlda.evaluate(
+        model, test, [weak, strong], n=120, chunk=50, out=tmp_path, temperature=test, name="SR", show=False
+    )
     x, y = test.pixels(slice(120)), test.labels[:120]
     z = model(x).detach()
     assert found.clean.value == pytest.approx(100 * float((z.argmax(1) == y).double().mean()))
@@ -66,88 +47,69 @@ def test_evaluate_says_how_good_and_how_robust(model, digits, tmp_path):
     assert f"BIM 0.15                 {found.attacks[1].value:12.2f}" in str(found) and "at temperature" in str(found)
     again = mmlda.evaluate(model, test, [weak, strong], n=120, chunk=50, out=tmp_path, show=False)
     assert [r.value for r in again.results] == [r.value for r in found.results]
-    with pytest.raises(ValueError, match="twice"):
+    with pytest.raises(ValueError, match="attacks must differ from each other"):
         mmlda.evaluate(model, test, [weak, weak], n=120, show=False)
-    with pytest.raises(ValueError, match="n = 0"):
+    with pytest.raises(ValueError, match="n must be an integer >= 1, got 0"):
         mmlda.evaluate(model, test, n=0)
 
 
-KILLED = """
-import os, sys
-import torch
-import mmlda
-from mmlda.models import build
+class Counting(nn.Module):
+    """Counts the images that go through, in a file; kills its process, hard, when `limit` of them have."""
 
-class Counting(torch.nn.Module):
-    def __init__(self, inner):
+    def __init__(self, path, limit=10**9):
         super().__init__()
-        self.inner = inner
+        self.inner, self.path, self.limit, self.seen = build(SMALL, seed=0).eval(), path, limit, 0
+
     def forward(self, x):
-        with open(sys.argv[2], "a") as file:  # survives the kill
-            file.write(f"{len(x)}\\n")
+        self.seen += len(x)
+        with open(self.path, "a") as file:
+            file.write(f"{len(x)}\n")
+        if self.seen >= self.limit:
+            os.kill(os.getpid(), signal.SIGKILL)
         return self.inner(x)
 
-model = Counting(build({"backbone": "conv_net", "width": 4, "head": "softmax"}, seed=0).eval()).eval()
-test = mmlda.data.load("digits")[1]
-bim = mmlda.attacks.BIM(eps=0.1, steps=200)
-found = mmlda.evaluate(model, test, [bim], n=200, chunk=20, out=sys.argv[1], show=False)
-print(found.attacks[0].value, found.clean.value)
-"""
+
+SMALL = {"backbone": "conv_net", "width": 4, "head": "softmax"}
+
+
+def evaluate_counting(folder, limit=10**9):
+    """Evaluate in chunks of 20 images: 10 of the clean images, 10 of the attacked ones."""
+    attack, test = BIM(eps=0.1, steps=10), mmlda.data.load("digits")[1]
+    return mmlda.evaluate(
+        Counting(f"{folder}.count", limit).eval(), test, attack, n=200, chunk=20, out=folder, show=False
+    )
 
 
 def test_after_a_sigkill_finished_work_is_not_repeated(tmp_path):
-    """The images that went through, counted in a file: a killed and resumed evaluation costs at most a chunk more."""
+    """Images through the network: a killed and resumed evaluation repeats at most the chunk it was killed in."""
 
-    def start(out):
-        command = [sys.executable, "-c", KILLED, str(tmp_path / out), str(tmp_path / f"{out}.count")]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def images(folder):
+        return sum(map(int, (tmp_path / f"{folder}.count").read_text().split()))
 
-    def images(out):
-        return sum(map(int, (tmp_path / f"{out}.count").read_text().split()))
-
-    whole, errors = start("whole").communicate(timeout=120)
-    assert whole, errors
-    kills = 0
-    for chunks in (11, 13, 15):  # ten are of the clean images
-        with start("killed") as process:
-            while process.poll() is None and len(list((tmp_path / "killed").rglob("images-*.safetensors"))) < chunks:
-                time.sleep(0.002)
-            kills += process.poll() is None
-            process.kill()
-    assert kills == 3
-    resumed, errors = start("killed").communicate(timeout=120)
-    assert resumed == whole, errors
-    one_chunk = images("whole") / 10
-    assert images("whole") <= images("killed") <= images("whole") + 3 * one_chunk
-
-
-def test_calibration_error_is_a_plain_loop_over_bins():
-    generator = torch.Generator().manual_seed(0)
-    p = (torch.randn(500, 4, generator=generator, dtype=torch.float64) * 2).softmax(1)
-    labels = torch.randint(4, (500,), generator=generator)
-    confidence, guess = p.max(1)
-    expected = 0.0
-    for i in range(10):
-        inside = (confidence > i / 10) & (confidence <= (i + 1) / 10)
-        if inside.any():
-            gap = (guess == labels)[inside].double().mean() - confidence[inside].mean()
-            expected += float(gap.abs() * inside.double().mean())
-    assert calibration_error(p, labels, bins=10) == pytest.approx(expected, abs=1e-12)
-
-
-def test_no_temperature_where_there_is_none():
-    z, y = 3 * torch.eye(4).repeat(5, 1), torch.arange(4).repeat(5)
-    with pytest.raises(ValueError, match="the images are right"):
-        fit_temperature(z, y)
-    with pytest.raises(ValueError, match="no better than chance"):
-        fit_temperature(-z, y)
+    whole = evaluate_counting(tmp_path / "whole")
+    one_chunk = (images("whole") - 200) // 10  # of an attack: its steps, and the clean prediction
+    for limit in (100, 100 + 3 * one_chunk + 60):  # among the clean images, then among the attacked ones
+        process = multiprocessing.get_context("fork").Process(
+            target=evaluate_counting, args=(tmp_path / "killed", limit)
+        )
+        process.start()
+        process.join(120)
+        assert process.exitcode == -signal.SIGKILL
+    done = len(list((tmp_path / "killed").rglob("images-*.safetensors")))
+    assert 10 < done < 20
+    resumed = evaluate_counting(tmp_path / "killed")
+    assert [r.value for r in resumed.results] == [r.value for r in whole.results]
+    assert images("whole") < images("killed") <= images("whole") + 20 + one_chunk
 
 
 @pytest.mark.parametrize(
     "net, what",
-    [(lambda x: torch.full((len(x), 10), float("nan")), "NaN for 20 of 20"),
-     (lambda x: x.flatten(1)[:, :3], r"expected logits \[20, 10\]"), (lambda x: x.sum((1, 2, 3)), "expected logits")],
-)  # fmt: skip
+    [
+        (lambda x: torch.full((len(x), 10), float("nan")), "NaN for 20 of 20"),
+        (lambda x: x.flatten(1)[:, :3], r"logits \[20, 10\], got \[20, 3\]"),
+        (lambda x: x.sum((1, 2, 3)), "must return logits"),
+    ],
+)
 def test_what_is_no_classifier_of_the_data_is_refused(digits, net, what):
     class Network(nn.Module):
         def forward(self, x):
@@ -157,14 +119,15 @@ def test_what_is_no_classifier_of_the_data_is_refused(digits, net, what):
         mmlda.evaluate(Network().eval(), digits[1], n=20, show=False)
 
 
-@pytest.mark.parametrize("temperature", [0.05, 1.0, 40.0])
-def test_the_temperature_is_found(temperature):
-    """Labels drawn from softmax(z / T) are best explained by T, and no other temperature is better."""
-    generator = torch.Generator().manual_seed(1)
-    z = torch.randn(20_000, 5, generator=generator, dtype=torch.float64) * 2
-    labels = torch.multinomial(z.softmax(1), 1, generator=generator).squeeze(1)
-    found = fit_temperature(z * temperature, labels)
-    assert found == pytest.approx(temperature, rel=0.03)
-    tried = (found, 0.98 * found, 1.02 * found)
-    loss = [float(nn.functional.cross_entropy(z * temperature / t, labels)) for t in tried]
-    assert loss[0] < min(loss[1:])
+def test_more_images_than_there_are_means_all_of_them(model, digits):
+    few = digits[1].subset(slice(30))
+    found = mmlda.evaluate(model, few, BIM(eps=0.1), n=31, show=False)
+    assert found.clean.n == found.attacks[0].n == accuracy(model, few, n=1000).n == 30
+
+
+def test_evaluate_takes_any_function_and_any_data(model, digits):
+    x, y = digits[1].pixels(slice(40)), digits[1].labels[:40]
+    plain = mmlda.evaluate(model, digits[1], BIM(eps=0.1), n=40, show=False)
+    other = mmlda.evaluate(lambda x: model(x), (x, y), BIM(eps=0.1), temperature=digits[1], show=False)
+    assert [r.value for r in other.results] == [r.value for r in plain.results]
+    assert other.clean.network == {"name": "", "sha256": None} and other.clean.numbers["temperature"] > 0

@@ -9,11 +9,14 @@ import torch
 from attack_models import classifier
 from safetensors.torch import load, load_file
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import mmlda
 from mmlda.attacks import BIM, FGSM, ILCM, JSMA, PGD, CarliniWagner, WorstCase, compiled
-from mmlda.evaluation import robustness as outcomes
-from mmlda.evaluation.robustness import adversarial_images, attack_images, describe_attack, predictions
+from mmlda.attacks.adapters import from_foolbox
+from mmlda.evaluation import robustness
+from mmlda.evaluation.provenance import describe_attack
+from mmlda.evaluation.robustness import adversarial_images, attack_images
 from mmlda.models import build
 from mmlda.paper.verification import _attack
 from mmlda.results import Result
@@ -41,14 +44,6 @@ class Counting(nn.Module):
         return self.inner(x)
 
 
-def test_predictions_leave_the_mode_as_it_was(model, digits):
-    model.train()
-    first = predictions(model, digits[1])
-    assert model.training and model.backbone.layers[1].training
-    model.eval()
-    assert torch.equal(first, predictions(model, digits[1], batch_size=11))
-
-
 def test_the_success_that_is_shown_is_of_all_images_so_far(model, digits, tmp_path, monkeypatch):
     shown = []
 
@@ -56,7 +51,7 @@ def test_the_success_that_is_shown_is_of_all_images_so_far(model, digits, tmp_pa
     def progress(*_, **__):
         yield lambda done, **numbers: shown.append((done, numbers["success"]))
 
-    monkeypatch.setattr(outcomes, "progress", progress)
+    monkeypatch.setattr(robustness, "progress", progress)
     attack_images(model, digits[1], FGSM(eps=0.06), out=tmp_path, n=90, chunk=10)
     won = FGSM(eps=0.06)(model, digits[1].pixels(slice(90)), digits[1].labels[:90]).success.double()
     assert shown == [(n, pytest.approx(float(won[:n].mean()), abs=0.02)) for n in range(10, 91, 10)]
@@ -119,8 +114,6 @@ def test_another_attack_network_or_data_in_the_same_folder_is_refused(model, dig
     other = build(model.config, seed=1)
     with pytest.raises(ValueError, match="other network"):
         attack_images(other, digits[1], BIM(eps=0.1), out=tmp_path, n=20, show=False)
-    with pytest.raises(ValueError, match="n = 361"):
-        attack_images(model, digits[1], BIM(eps=0.1), out=tmp_path / "x", n=361, show=False)
 
 
 def test_a_failed_minimum_norm_attack_is_infinite_in_the_file_and_left_out_of_the_mean(digits, tmp_path):
@@ -137,49 +130,23 @@ def test_a_failed_minimum_norm_attack_is_infinite_in_the_file_and_left_out_of_th
     assert summary.value == pytest.approx(100 * float(threes.double().mean()))
 
 
-def test_a_loss_is_known_by_what_it_does_not_by_its_name(model, digits, tmp_path):
-    def made(sign):
-        def loss(net, x, y):
-            return sign * nn.functional.cross_entropy(net(x), y, reduction="none")
-
-        return loss
-
-    up, down = (BIM(eps=0.2, loss=made(sign)) for sign in (1, -1))
-    values = [mmlda.evaluate(model, digits[1], a, n=40, out=tmp_path, show=False).attacks[0].value for a in (up, down)]
-    assert values[0] < values[1]
-    same = mmlda.evaluate(model, digits[1], BIM(eps=0.2, loss=made(1)), n=40, out=tmp_path, show=False).attacks[0]
-    assert same.value == values[0] and same.attack["settings"]["loss"].split("#")[0].endswith("made.<locals>.loss")
-    assert len([path for path in tmp_path.iterdir() if path.name.startswith("bim") and path.is_dir()]) == 2
-
-    class Odd:
-        def __call__(self, net, x, y):
-            return net(x).sum(1)
-
-    names = {describe_attack(BIM(eps=0.2, loss=Odd()))["settings"]["loss"] for _ in range(2)}
-    assert len(names) == 2  # what can't be told apart is never taken for the same
-
-
 def test_a_chunk_cut_short_is_done_again(model, digits, tmp_path):
     first = attack_images(model, digits[1], BIM(eps=0.1), out=tmp_path, n=40, chunk=20, show=False)
     path = tmp_path / "images-000020.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.warns(UserWarning, match="done again"):
+    with pytest.warns(UserWarning, match="damaged chunk"):
         again = attack_images(model, digits[1], BIM(eps=0.1), out=tmp_path, n=40, chunk=20, show=False)
     assert again.value == first.value
 
 
 def test_a_chunk_has_images(model, digits, tmp_path):
-    for work in (lambda: attack_images(model, digits[1], BIM(eps=0.1), out=tmp_path, n=20, chunk=0, show=False),
-                 lambda: mmlda.evaluate(model, digits[1], n=20, chunk=0, out=tmp_path, show=False)):  # fmt: skip
-        with pytest.raises(ValueError, match="chunk = 0: expected at least 1"):
+    for work in (
+        lambda: attack_images(model, digits[1], BIM(eps=0.1), out=tmp_path, n=20, chunk=0, show=False),
+        lambda: mmlda.evaluate(model, digits[1], n=20, chunk=0, out=tmp_path, show=False),
+    ):
+        with pytest.raises(ValueError, match="chunk must be an integer >= 1, got 0"):
             work()
     assert not list(tmp_path.rglob("*"))
-
-
-def test_the_names_are_found_where_they_were():
-    from mmlda import evaluation
-
-    assert evaluation.attack_images is attack_images and evaluation.predictions is predictions
 
 
 def test_compiled_is_told_and_finds_the_same(model, digits, tmp_path, monkeypatch):
@@ -189,7 +156,7 @@ def test_compiled_is_told_and_finds_the_same(model, digits, tmp_path, monkeypatc
         made.append(network)
         return compiled(network, backend="eager")
 
-    monkeypatch.setattr(outcomes, "compiled", eager)
+    monkeypatch.setattr(robustness, "compiled", eager)
     attack, where = BIM(eps=0.06), {"n": 60, "chunk": 30, "show": False, "picture": False}
     plain = attack_images(model, digits[1], attack, out=tmp_path / "plain", **where)
     fast = attack_images(model, digits[1], attack, out=tmp_path / "fast", compile=True, **where)
@@ -199,57 +166,80 @@ def test_compiled_is_told_and_finds_the_same(model, digits, tmp_path, monkeypatc
     assert fast.value == pytest.approx(plain.value, abs=2)
     attack_images(model, digits[1], attack, out=tmp_path / "fast", compile=True, **where)
     assert made == [model]  # there is nothing left to attack
-    with pytest.raises(ValueError, match="holds other work, with other attack"):
+    with pytest.raises(ValueError, match=r"without other work, .* \(other attack\)"):
         attack_images(model, digits[1], attack, out=tmp_path / "fast", **where)
 
 
-@pytest.mark.parametrize("attack", [FGSM(eps=0.1), BIM(eps=0.1), ILCM(eps=0.1), JSMA(eps=0.5, target="random"),
-                                    CarliniWagner(steps=7), WorstCase(eps=0.1),
-                                    WorstCase(eps=0.1, attacks=(FGSM(eps=0.1), PGD(eps=0.1, restarts=2)))])  # fmt: skip
+@pytest.mark.parametrize(
+    "attack",
+    [
+        FGSM(eps=0.1),
+        BIM(eps=0.1),
+        ILCM(eps=0.1),
+        JSMA(eps=0.5, target="random"),
+        CarliniWagner(steps=7),
+        WorstCase(eps=0.1),
+        WorstCase(eps=0.1, attacks=(FGSM(eps=0.1), PGD(eps=0.1, restarts=2))),
+    ],
+)
 def test_an_attack_comes_back_from_its_description(attack):
     described = json.loads(json.dumps(describe_attack(attack)))
     assert describe_attack(_attack(described)) == describe_attack(attack)
 
 
-SCALE = 1.0
+def module_level_loss(model, x, y):
+    return nn.functional.cross_entropy(model(x), y, reduction="none")
 
 
-def by_global(model, x, y):
-    return SCALE * model(x).sum(1)
+def test_saved_results_need_a_loss_with_a_name(model, digits, tmp_path):
+    def local(model, x, y):
+        return -module_level_loss(model, x, y)
+
+    wrong = "loss must be a named loss or a module-level function where results are saved, got "
+    for loss, got in ((lambda model, x, y: model(x).sum(1), "<lambda>"), (local, "<locals>.local")):
+        attack = BIM(eps=0.2, loss=loss)
+        for work in (attack_images, mmlda.evaluate):
+            with pytest.raises(ValueError, match=f"^{wrong}.*{got}$"):
+                work(model, digits[1], WorstCase(eps=0.2, attacks=(attack,)), n=20, out=tmp_path, show=False)
+    assert not list(tmp_path.rglob("*"))
+    both = mmlda.evaluate(model, digits[1], [BIM(eps=0.2, loss=local), BIM(eps=0.2)], n=40, show=False).attacks
+    assert both[0].value > both[1].value  # without saving, any function will do
+    first = attack_images(model, digits[1], BIM(eps=0.2, loss=module_level_loss), n=40, out=tmp_path, show=False)
+    assert first.value == both[1].value and first.attack["settings"]["loss"].endswith(
+        "test_robustness.module_level_loss"
+    )
+    again = attack_images(model, digits[1], BIM(eps=0.2, loss=module_level_loss), n=40, out=tmp_path, show=False)
+    assert again == first  # resumed, with the seconds of the first
+    with pytest.raises(ValueError, match="other attack"):
+        attack_images(model, digits[1], BIM(eps=0.2), n=40, out=tmp_path, show=False)
 
 
-def by_helper(model, x, y):
-    return by_global(model, x, y)
+def test_attacks_of_other_libraries_are_saved_by_their_settings(model, digits, tmp_path):
+    foolbox = pytest.importorskip("foolbox")
+    for steps, refused in ((2, False), (2, False), (3, True)):
+        attack = from_foolbox(foolbox.attacks.LinfPGD(steps=steps), eps=0.1)
+        with pytest.raises(ValueError, match="other attack") if refused else contextlib.nullcontext():
+            attack_images(model, digits[1], attack, n=10, out=tmp_path, show=False, picture=False)
 
 
-class Holder:
-    def __init__(self, sign):
-        self.sign = sign
+def test_without_a_folder_nothing_is_written(model, digits, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    saved = attack_images(model, digits[1], BIM(eps=0.1), n=30, chunk=10, out=tmp_path / "saved", show=False)
+    found = attack_images(model, digits[1], BIM(eps=0.1), n=30, chunk=10, show=False)
+    assert found.outcomes is None and found.value == saved.value and found.interval == saved.interval
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
 
-    def loss(self, model, x, y):
-        return self.sign * model(x).sum(1)
 
-
-def test_a_loss_is_known_by_all_that_it_refers_to(monkeypatch):
-    def keyword(value):
-        def loss(model, x, y, *, s=value):
-            return s * model(x).sum(1)
-
-        return loss
-
-    def recursive(value):
-        def loss(model, x, y, depth=value):
-            return loss(model, x, y, depth - 1) if depth else model(x).sum(1)
-
-        return loss
-
-    def said(loss):
-        return describe_attack(BIM(eps=0.1, loss=loss))["settings"]["loss"]
-
-    assert said(keyword(1)) == said(keyword(1)) != said(keyword(2))
-    assert said(recursive(1)) == said(recursive(1)) != said(recursive(2))
-    assert said(Holder(1).loss) != said(Holder(-1).loss)
-    before = said(by_global), said(by_helper)
-    assert before == (said(by_global), said(by_helper))
-    monkeypatch.setitem(by_global.__globals__, "SCALE", -1.0)
-    assert said(by_global) != before[0] and said(by_helper) != before[1]
+def test_any_function_and_any_kind_of_data_can_be_attacked(model, digits, tmp_path):
+    x, y = digits[1].pixels(slice(50)), digits[1].labels[:50]
+    sources = (digits[1].subset(slice(50)), (x, y), TensorDataset(x, y), DataLoader(TensorDataset(x, y), batch_size=9))
+    values = {
+        attack_images(net, data, BIM(eps=0.1), n=10**9, show=False).value
+        for net, data in zip((model, model, lambda x: model(x), model), sources)
+    }
+    assert len(values) == 1
+    with pytest.raises(ValueError, match=r"^name must be given for a model without weights where results are saved"):
+        attack_images(lambda x: model(x), sources[0], BIM(eps=0.1), out=tmp_path, show=False)
+    attack_images(lambda x: model(x), sources[0], BIM(eps=0.1), out=tmp_path, name="mine", n=10, show=False)
+    with pytest.raises(ValueError, match="other network"):
+        attack_images(lambda x: model(x), sources[0], BIM(eps=0.1), out=tmp_path, name="other", n=10, show=False)

@@ -126,7 +126,7 @@ def test_bad_configs_are_named(change, word):
 def test_a_backbone_without_num_features_is_refused():
     with pytest.raises(ValueError, match="num_features"):
         Classifier(nn.Flatten(), SoftmaxHead(num_classes=2, dim=4))
-    with pytest.raises(ValueError, match=r"head\.dim = 5"):
+    with pytest.raises(ValueError, match=r"head\.dim must be .*, got 5"):
         Classifier(conv_net(), SoftmaxHead(num_classes=2, dim=5))
 
 
@@ -175,9 +175,9 @@ def test_swap_head_takes_a_named_layer_and_another_head():
 
 def test_swap_head_on_a_single_layer_and_errors():
     assert swap_head(nn.Linear(8, 3), num_classes=3)(torch.rand(2, 8)).shape == (2, 3)
-    with pytest.raises(ValueError, match="found none"):
+    with pytest.raises(ValueError, match=r"model must contain an nn.Linear"):
         swap_head(nn.ReLU(), num_classes=3)
-    with pytest.raises(ValueError, match="layer = 'body'"):
+    with pytest.raises(ValueError, match=r"layer must be the name of an nn.Linear, .*, got 'body'"):
         swap_head(Nested(), num_classes=3, layer="body")
 
 
@@ -199,12 +199,12 @@ def test_swap_head_on_a_network_with_a_latent_layer_and_a_head_changes_both(kind
 
 
 def test_swap_head_refuses_what_could_not_run():
-    with pytest.raises(ValueError, match=r"layer = '1' is a LazyLinear .*a batch through the model first"):
+    with pytest.raises(ValueError, match=r"layer must have a size, got the LazyLinear '1': run one batch"):
         swap_head(nn.Sequential(nn.Flatten(), nn.LazyLinear(5)), num_classes=5)
     backbone = nn.Sequential(nn.Flatten(), nn.Linear(64, 8))
     backbone.num_features = 8
     own = Classifier(backbone, MaxMahalanobisHead(num_classes=3, dim=8))
-    with pytest.raises(ValueError, match=r"layer = 'backbone\.1' is before a latent layer"):
+    with pytest.raises(ValueError, match=r"layer must be None in a network with .*, got 'backbone\.1'"):
         swap_head(own, num_classes=5, layer="backbone.1")
     assert swap_head(own, num_classes=5, layer="latent")(torch.rand(2, 1, 8, 8)).shape == (2, 5)
 
@@ -224,3 +224,17 @@ def test_swap_head_on_timm(name):
     timm = pytest.importorskip("timm", reason="timm is not installed here", exc_type=ImportError)
     model = swap_head(timm.create_model(name, pretrained=False), num_classes=7).eval()
     assert model(torch.rand(2, 3, 224, 224)).shape == (2, 7)
+
+
+def test_predict_and_predict_proba_are_batched_and_leave_the_model_as_it_was():
+    model = build({"backbone": "conv_net", "head": "mmlda"}, seed=0).train()
+    model.backbone.layers[1].eval()
+    modes = [module.training for module in model.modules()]
+    x = torch.rand(11, 1, 8, 8)
+    p, classes = model.predict_proba(x, batch_size=4), model.predict(x, batch_size=4)
+    assert [module.training for module in model.modules()] == modes and not p.requires_grad
+    z = model.eval()(x)
+    torch.testing.assert_close(p, z.softmax(1))
+    assert classes.dtype == torch.int64 and torch.equal(classes, z.argmax(1))
+    with pytest.raises(ValueError, match="batch_size must be an integer >= 1, got 0"):
+        model.predict(x, batch_size=0)

@@ -50,9 +50,7 @@ def gram_error(mu, C, L):
 @pytest.mark.parametrize(("L", "p"), [(2, 1), (2, 5), (3, 2), (4, 3), (10, 9), (10, 64), (30, 29), (40, 60)])
 @pytest.mark.parametrize("C", [1.0, 100.0, 0.01])
 def test_equals_the_pseudo_code(L, p, C):
-    torch.testing.assert_close(
-        generate_opt_means(C, p, L), algorithm_1(C, p, L), rtol=1e-11, atol=1e-12 * math.sqrt(C)
-    )
+    torch.testing.assert_close(generate_opt_means(C, p, L), algorithm_1(C, p, L), rtol=1e-11, atol=1e-12 * math.sqrt(C))
 
 
 @pytest.mark.parametrize("L", [2, 3, 7, 100, 999, 1000, 2000])

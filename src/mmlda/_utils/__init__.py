@@ -1,1 +1,1 @@
-"""What several packages share: argument checks, whole files, tensors as files, progress."""
+"""What several packages share: argument checks, devices, whole files, tensors and figures as files, progress."""

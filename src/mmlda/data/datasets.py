@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mmlda._utils.checks import invalid
 from mmlda.data import formats
 from mmlda.data.images import ImageData, as_images, is_arrays
 from mmlda.data.subsets import split
@@ -50,16 +51,16 @@ def load(source: Any, root: str | Path | None = None) -> tuple[ImageData, ImageD
     if isinstance(source, str | Path):
         path = Path(source).expanduser()
         if not path.exists():
-            raise ValueError(f"source is {str(source)!r}, expected {', '.join(CLASSES)}, or a path that exists")
+            raise invalid("source", f"{', '.join(CLASSES)} or an existing path", str(source))
         return _load_path(path)
     if isinstance(source, tuple | list) and len(source) == 2 and not is_arrays(source):
         train, test = (as_images(part) for part in source)
         longer = max(train.classes, test.classes, key=len)  # one part may lack the last classes
         for part in (train, test):
             if part.classes != longer[: len(part.classes)]:
-                raise ValueError(f"source has train classes {train.classes} and test classes {test.classes}")
+                raise ValueError(f"test classes must be the training set's {train.classes}, got {test.classes}")
         if train.shape != test.shape:
-            raise ValueError(f"source has train images {train.shape} and test images {test.shape}")
+            raise ValueError(f"test images must be {train.shape} as the training images, got {test.shape}")
         return replace(train, classes=longer), replace(test, classes=longer)
     return split(as_images(source))
 
@@ -108,7 +109,7 @@ def _load_path(path: Path, name: str = "") -> tuple[ImageData, ImageData]:
 def _pair(arrays: formats.Arrays, classes: tuple[str, ...], name: str) -> tuple[ImageData, ImageData]:
     train, test = (ImageData(torch.from_numpy(x), torch.from_numpy(y).long(), classes, name) for x, y in arrays)
     if train.shape != test.shape:
-        raise ValueError(f"{name} has train images {train.shape} and test images {test.shape}")
+        raise ValueError(f"{name}: test images must be {train.shape} as the training images, got {test.shape}")
     return train, test
 
 

@@ -23,6 +23,7 @@ from typing import Literal
 
 import numpy as np
 
+from mmlda._utils.checks import invalid
 from mmlda._utils.files import write_whole
 from mmlda.data import datasets as data
 from mmlda.data import formats
@@ -210,7 +211,7 @@ def available(root: str | Path | None = None) -> list[Entry]:
 
 def _known(name: str) -> None:
     if name not in data.CLASSES:
-        raise ValueError(f"name is {name!r}, expected {', '.join(data.CLASSES)}")
+        raise invalid("name", f"one of {', '.join(data.CLASSES)}", name)
 
 
 # ---------------------------------------------------------------------------------------------------- fetching
@@ -236,7 +237,7 @@ def fetch(
 
     _known(name)
     if name == "digits":
-        raise ValueError("name is 'digits', which comes with scikit-learn: there is nothing to fetch")
+        raise invalid("name", "a dataset to download (digits comes with scikit-learn)", name)
     chosen = [s for wanted in sources or SOURCES[name] for s in _named_sources(name, wanted)]
     root = data.data_root(root)
     root.mkdir(parents=True, exist_ok=True)
@@ -272,7 +273,7 @@ def _named_sources(name: str, wanted: str | Source) -> list[Source]:
     found = [source for source in SOURCES[name] if source.title == wanted]
     if not found:
         titles = ", ".join(source.title for source in SOURCES[name])
-        raise ValueError(f"sources has {wanted!r}, expected some of {titles} for {name}")
+        raise invalid("sources", f"some of {titles} for {name}", wanted)
     return found
 
 

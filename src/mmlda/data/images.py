@@ -1,4 +1,4 @@
-"""Images and their labels as two tensors, and what can be made into that."""
+"""Images and their labels as two tensors, from arrays, datasets and loaders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from mmlda._utils.checks import invalid
 
 __all__ = ["ImageData", "as_images", "is_arrays"]
 
@@ -40,17 +42,17 @@ class ImageData:
     def __post_init__(self) -> None:
         if self.images.dtype not in (torch.uint8, torch.float32) or self.images.ndim != 4:
             got = f"{self.images.dtype} {list(self.images.shape)}"
-            raise ValueError(f"images is {got}, expected uint8 or float32 [N, C, H, W]")
+            raise ValueError(f"images must be uint8 or float32 [N, C, H, W], got {got}")
         if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
             got = f"{self.labels.dtype} {list(self.labels.shape)}"
-            raise ValueError(f"labels is {got}, expected int64 [{len(self.images)}]")
+            raise ValueError(f"labels must be int64 [{len(self.images)}], got {got}")
         if not len(self.labels):
-            raise ValueError("images is empty, expected at least one image")
+            raise ValueError("images must be at least one image, got none")
         object.__setattr__(self, "classes", tuple(self.classes))
         if self.labels.device.type == "cpu":  # elsewhere it would cost a synchronisation
             low, high = int(self.labels.min()), int(self.labels.max())
             if low < 0 or high >= len(self.classes):
-                raise ValueError(f"labels run from {low} to {high}, expected 0 to {len(self.classes) - 1}")
+                raise ValueError(f"labels must be classes from 0 to {len(self.classes) - 1}, got {low} to {high}")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -110,9 +112,10 @@ class ImageData:
 def as_images(source: Any, classes: Sequence[str] | None = None, name: str = "") -> ImageData:
     """A user's own images as `ImageData`.
 
-    `source` is an `ImageData`, a pair (x, y) of tensors or arrays, or a `torch.utils.data.Dataset` of (image,
-    label) pairs. x is [N, C, H, W] or [N, H, W], uint8 or floats in [0, 1]. Images of a `Dataset` may be
-    tensors ([C, H, W] or [H, W]), PIL images, or arrays as those give them ([H, W, C] or [H, W]).
+    `source` is an `ImageData` (returned as it is), a pair (x, y) of tensors or arrays, a `torch.utils.data.Dataset`
+    of (image, label) pairs, or a `DataLoader` of (x, y) batches, which is read once. x is [N, C, H, W] or [N, H, W],
+    uint8 or floats in [0, 1]. Images of a `Dataset` may be tensors ([C, H, W] or [H, W]), PIL images, or arrays as
+    those give them ([H, W, C] or [H, W]).
 
     Floats become bytes when every value is v / 255 for an integer v (so that nothing is lost), and are
     otherwise kept, as float32. Class names: `classes`, else the dataset's own `classes`, else "0", "1", ...
@@ -122,19 +125,21 @@ def as_images(source: Any, classes: Sequence[str] | None = None, name: str = "")
     tensor([  0,  51, 255], dtype=torch.uint8)
     """
     if isinstance(source, ImageData):
+        if classes is None and not name:
+            return source
         return replace(source, classes=tuple(classes or source.classes), name=name or source.name)
-    if isinstance(source, Dataset):
+    if isinstance(source, Dataset | DataLoader):
         inner: Any = source
-        while classes is None and inner is not None:  # a Subset's classes are those of the dataset within
+        while classes is None and inner is not None:  # those of the dataset within a Subset or a DataLoader
             classes, inner = getattr(inner, "classes", None), getattr(inner, "dataset", None)
-        source = _stack(source)
+        source = _join(source) if isinstance(source, DataLoader) else _stack(source)
     if not is_arrays(source):
-        raise ValueError(f"source is a {type(source).__name__}, expected a name, path, (x, y) or Dataset")
+        raise ValueError(f"data must be an ImageData, (x, y), a Dataset or a DataLoader, got a {type(source).__name__}")
     x, y = torch.as_tensor(source[0]).detach(), torch.as_tensor(source[1])
     if x.ndim == 3:
         x = x[:, None]  # [N, 1, H, W]
     if y.is_floating_point() or y.is_complex() or y.ndim != 1:
-        raise ValueError(f"y is {y.dtype} {list(y.shape)}, expected integer labels [N]")
+        raise ValueError(f"y must be integer labels [N], got {y.dtype} {list(y.shape)}")
     y = y.long()
     if classes is None:
         classes = tuple(map(str, range(int(y.max()) + 1 if len(y) else 0)))
@@ -155,10 +160,10 @@ def _as_bytes(x: Tensor) -> Tensor:
     if x.dtype == torch.uint8:
         return x
     if not x.is_floating_point():
-        raise ValueError(f"x is {x.dtype}, expected uint8 or floats in [0, 1]")
+        raise ValueError(f"x must be uint8 or floats in [0, 1], got {x.dtype}")
     x = x.float()
     if x.numel() and not (x.min() >= 0 and x.max() <= 1):  # written so that NaN fails too
-        raise ValueError(f"x runs from {x.min():g} to {x.max():g}, expected [0, 1]")
+        raise ValueError(f"x must be in [0, 1], got values from {x.min():g} to {x.max():g}")
     v = (x * 255).round()
     return v.to(torch.uint8) if torch.equal(v / 255, x) else x.contiguous()
 
@@ -175,22 +180,27 @@ def _stack(dataset: Any) -> tuple[Tensor, Tensor]:
             array = np.array(image)  # a copy: PIL's memory is read-only
             image = torch.from_numpy(array if array.ndim == 2 else array.transpose(2, 0, 1))
         if images and (image.shape != images[0].shape or image.dtype != images[0].dtype):
-            raise ValueError(
-                f"source: image {n} is {image.dtype} {list(image.shape)}, expected {images[0].dtype} "
-                f"{list(images[0].shape)} as the first"
-            )
+            wanted = f"{images[0].dtype} {list(images[0].shape)} as the first"
+            raise ValueError(f"image {n} must be {wanted}, got {image.dtype} {list(image.shape)}")
         images.append(image)
         labels.append(_whole(label, n))
     if not images:
-        raise ValueError("source is an empty dataset, expected at least one image")
+        raise ValueError("data must have at least one image, got an empty dataset")
     return torch.stack(images), torch.tensor(labels)
 
 
+def _join(loader: DataLoader) -> tuple[Tensor, Tensor]:
+    parts = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in loader]
+    if not parts:
+        raise ValueError("data must have at least one image, got an empty DataLoader")
+    return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+
+
 def _whole(label: Any, n: int) -> int:
-    """A label as an int; what int() would cut off, or can't read, is a ValueError."""
+    """A label as an int; a ValueError where int() would cut something off or fail."""
     try:
         if (whole := int(label)) == float(label):
             return whole
     except (TypeError, ValueError, OverflowError, RuntimeError):
         pass
-    raise ValueError(f"source: label {n} is {label!r}, expected a whole number")
+    raise invalid(f"label {n}", "an integer", label)

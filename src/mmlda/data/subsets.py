@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mmlda._utils.checks import invalid
 from mmlda.data.images import ImageData
 
 __all__ = ["biased", "bp1", "bp2", "fold_rows", "folds", "holdout", "split"]
@@ -28,8 +29,7 @@ def split(data: ImageData, part: float = 0.2) -> tuple[ImageData, ImageData]:
     """
     n = math.ceil(len(data) * part)
     if not 0 < n < len(data):
-        what = f"data has {len(data)} images and part is {part}"
-        raise ValueError(f"{what}, expected at least one image to train on and one to test on")
+        raise ValueError(f"data must leave images to train and to test on, got {len(data)} images with part = {part}")
     flat = data.images.cpu().contiguous().view(len(data), -1).numpy()
     keys = [hashlib.sha256(row.tobytes()).digest() for row in flat]
     order = np.array(sorted(range(len(data)), key=lambda i: (keys[i], i)))
@@ -46,7 +46,7 @@ def holdout(data: ImageData, n: int, seed: int = 0) -> tuple[ImageData, ImageDat
     (1337, 100, [10, 10, 10, 10, 10, 10, 10, 10, 10, 10])
     """
     if not 0 < n < len(data):
-        raise ValueError(f"n is {n}, expected 1 to {len(data) - 1}")
+        raise invalid("n", f"an integer from 1 to {len(data) - 1}", n)
     return _hold(data, np.argsort(_uniform(len(data), seed), kind="stable"), n)
 
 
@@ -75,7 +75,7 @@ def folds(data: ImageData, k: int = 5, seed: int = 0) -> list[tuple[ImageData, I
 def fold_rows(data: ImageData, i: int, k: int = 5, seed: int = 0) -> Tensor:
     """Which images are the validation part of the i-th of k folds: bool [N]."""
     if not 2 <= k <= len(data):
-        raise ValueError(f"k is {k}, expected 2 to {len(data)}")
+        raise invalid("k", f"an integer from 2 to {len(data)}", k)
     dealt = np.lexsort((_uniform(len(data), seed), data.labels.cpu().numpy()))  # by class, random within
     fold = np.empty(len(data), np.int64)
     fold[dealt] = np.arange(len(data)) % k
@@ -95,10 +95,10 @@ def biased(data: ImageData, alpha: Tensor | np.ndarray | Sequence[float], seed: 
     """
     a = np.asarray(torch.as_tensor(alpha), np.float64)
     if a.shape != (data.num_classes,) or not ((a >= 0) & (a <= 1)).all():
-        raise ValueError(f"alpha is {a.tolist()}, expected {data.num_classes} probabilities")
+        raise invalid("alpha", f"{data.num_classes} probabilities", a.tolist())
     kept = _uniform(len(data), seed) < a[data.labels.cpu().numpy()]
     if not kept.any():
-        raise ValueError(f"alpha is {a.tolist()}, which keeps none of the {len(data)} images")
+        raise invalid("alpha", f"large enough to keep one of the {len(data)} images", a.tolist())
     return data.subset(kept)
 
 

@@ -1,4 +1,4 @@
-"""Whether a network's confidence can be believed: the calibration error, and the temperature that mends it."""
+"""How well confidence matches accuracy: the calibration error, and the temperature that reduces it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["calibration_error", "fit_temperature"]
 
 
 def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:
-    """Expected calibration error: |accuracy - confidence| over bins of the confidence, weighted by their images.
+    """Expected calibration error: the mean over images of their bin's |accuracy - confidence|, in bins of confidence.
 
     >>> p = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.75, 0.25], [0.75, 0.25]])
     >>> calibration_error(p, torch.tensor([0, 0, 0, 1])), calibration_error(p, torch.tensor([1, 1, 1, 1]))
@@ -28,9 +28,9 @@ def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     """The temperature T > 0 at which logits / T have the lowest negative log-likelihood.
 
-    That is convex in 1 / T, so a golden-section search over log T finds it, between e^-12 and e^12. Fit it on images
-    that nothing is measured on afterwards. A ValueError where there is none, as where every image is right: then the
-    surer the better.
+    That is convex in 1 / T, so a golden-section search over log T finds it, between e^-12 and e^12. Fit it on other
+    images than those you evaluate on. Raises a ValueError if there is no best temperature, as when every prediction is
+    right: the likelihood then grows as T falls to 0.
 
     >>> z = torch.tensor([[9.0, 0.0], [9.0, 0.0], [9.0, 0.0], [9.0, 0.0]])
     >>> round(fit_temperature(z, torch.tensor([0, 0, 0, 1])), 3)  # right 3 times of 4: a gap of log 3
@@ -56,6 +56,6 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
             at_b = loss(b)
     found = (low + high) / 2
     if not -11.9 < found < 11.9:
-        where = "right" if found < 0 else "no better than chance"
-        raise ValueError(f"logits and labels: expected a best temperature, and there is none (the images are {where})")
+        where = "that are all right" if found < 0 else "no better than chance"
+        raise ValueError(f"logits must have a best temperature, got predictions {where}")
     return math.exp(found)

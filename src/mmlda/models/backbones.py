@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmlda._utils.checks import check_choice
+from mmlda._utils.checks import check_choice, check_count, invalid
 from mmlda.models.convolutions import conv3x3
 
 __all__ = ["ConvNet", "ResNet", "conv_net", "fast_convolutions", "resnet", "resnet32"]
@@ -121,10 +121,9 @@ class ResNet(nn.Module):
         super().__init__()
         check_choice("activation", activation, _ACTIVATIONS)
         if depth < 8 or (depth - 2) % 6:
-            raise ValueError(f"depth = {depth}: expected 6n + 2 with n >= 1 (8, 14, 20, 32, 44, 56, 110, ...)")
+            raise invalid("depth", "6n + 2 with n >= 1 (8, 14, 20, 32, 44, 56, 110, ...)", depth)
         for name, value in (("channels", channels), ("width", width)):
-            if value < 1:
-                raise ValueError(f"{name} = {value}: expected a positive whole number")
+            check_count(name, value, 1)
         self.config = {"backbone": "resnet", "depth": depth, "channels": channels, "width": width,
                        "preactivation": preactivation}
         if activation != "relu":
@@ -147,7 +146,7 @@ class ResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() != 4 or min(x.shape[2:]) < 8:
-            raise ValueError(f"x has shape {tuple(x.shape)}: expected [N, channels, H, W] with H, W >= 8")
+            raise ValueError(f"x must have shape [N, channels, H, W] with H, W >= 8, got {list(x.shape)}")
         h = self.conv(x)
         if self.preactivation:
             h = self.activation(self.norm(self.blocks(h)))

@@ -25,9 +25,8 @@ from mmlda.theory.distribution import (
     check_tensor,
     empirical_priors,
     latent_fit,
-    pairwise_distances,
 )
-from mmlda.theory.means import separated_means
+from mmlda.theory.means import pairwise_distances, separated_means
 
 __all__ = ["MaxMahalanobisHead", "SoftmaxHead"]
 

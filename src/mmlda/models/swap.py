@@ -1,4 +1,4 @@
-"""A Max-Mahalanobis head for anyone's network."""
+"""A Max-Mahalanobis head for any network."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from mmlda._utils.checks import invalid
 from mmlda.models.classifier import Classifier
 from mmlda.models.heads import MaxMahalanobisHead
 
@@ -17,7 +18,7 @@ log = logging.getLogger("mmlda")
 
 
 class SwappedHead(nn.Sequential):
-    """What `swap_head` puts in: the latent layer, then the head. Printing the model shows what was there before."""
+    """The latent layer and the head that `swap_head` inserts. Printing the model shows which layer they replaced."""
 
     def __init__(self, latent: nn.Module, head: nn.Module, name: str, old: nn.Linear):
         super().__init__()
@@ -59,31 +60,37 @@ def swap_head(
         name: module
         for name, module in model.named_modules()
         # attention's output projection is used through its weight alone, its forward never runs
-        if isinstance(module, nn.Linear)
-        and not isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear)
+        if isinstance(module, nn.Linear) and not isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear)
     }
     if not linears:
-        raise ValueError(f"model = {type(model).__name__}: expected a network with an nn.Linear, found none")
+        raise ValueError(f"model must contain an nn.Linear, got {type(model).__name__} without one")
     name = next(reversed(linears)) if layer is None else layer
     if name not in linears:
-        raise ValueError(f"layer = {layer!r}: expected the name of an nn.Linear, one of {list(linears)[-5:]}")
+        raise invalid("layer", f"the name of an nn.Linear, such as {list(linears)[-5:]}", layer)
     old = linears[name]
     if isinstance(old, nn.LazyLinear):
-        raise ValueError(f"layer = {name!r} is a LazyLinear without a size: expected a batch through the model first")
+        raise ValueError(f"layer must have a size, got the LazyLinear {name!r}: run one batch through the model first")
     # where a latent layer and a head stand already, one alone would no longer fit the other
-    whole = next((m for at, m in model.named_modules() if isinstance(m, Classifier | SwappedHead)
-                  and f".{name}.".startswith(f".{at}." if at else ".")), None)  # fmt: skip
+    whole = next(
+        (
+            module
+            for path, module in model.named_modules()
+            if isinstance(module, Classifier | SwappedHead) and f".{name}.".startswith(f".{path}." if path else ".")
+        ),
+        None,
+    )
     inputs: Any = old.in_features
     if whole is not None:
         if layer is not None and not (old is whole.latent or old is whole.head):
-            raise ValueError(f"layer = {layer!r} is before a latent layer and a head: expected layer=None, for these")
+            raise invalid("layer", "None in a network with a latent layer and a head, which change together", layer)
         inputs = whole.backbone.num_features if isinstance(whole, Classifier) else whole.latent.in_features
     if head is None:
         if dim is None:
             dim = max(inputs, num_classes - 1)
         head = MaxMahalanobisHead(num_classes=num_classes, dim=dim, C=C, priors=priors, precision=precision)
     elif head.num_classes != num_classes or (dim is not None and head.dim != dim):
-        raise ValueError(f"head has num_classes = {head.num_classes}, dim = {head.dim}: expected {num_classes}, {dim}")
+        wanted = f"num_classes = {num_classes}" + ("" if dim is None else f" and dim = {dim}")
+        raise ValueError(f"head must have {wanted}, got {head.num_classes} and {head.dim}")
     width: int = head.dim  # type: ignore[assignment]
     latent = nn.Linear(inputs, width, device=old.weight.device, dtype=old.weight.dtype)
     if whole is not None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from mmlda._utils.checks import check_count, check_positive, check_priors
-from mmlda.theory.means import separated_means
+from mmlda.theory.means import pairwise_distances, separated_means
 
 __all__ = ["LatentFit", "MaxMahalanobisDistribution", "empirical_priors", "latent_fit"]
 
@@ -65,14 +65,6 @@ def empirical_priors(labels: Tensor | Sequence[int], num_classes: int) -> Tensor
     if not labels.numel():
         raise ValueError("labels must have at least one label, got none")
     return torch.bincount(labels, minlength=num_classes).double() / labels.numel()
-
-
-def pairwise_distances(z: Tensor, means: Tensor) -> Tensor:
-    """||z_n - mu_k||: [..., N, p], [..., L, p] -> [..., N, L]. Once differentiable.
-
-    Differences are taken before squaring: ||z||^2 - 2 z.mu + ||mu||^2 would lose all digits near a mean.
-    """
-    return torch.cdist(z, means, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 class MaxMahalanobisDistribution(Distribution):
@@ -174,9 +166,7 @@ class MaxMahalanobisDistribution(Distribution):
         eye = torch.eye(self.dim, dtype=spread.dtype, device=spread.device)
         return eye / self.precision[..., None, None] + spread.mT @ spread
 
-    def sample_labeled(
-        self, sample_shape: Any = (), generator: torch.Generator | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def sample_labeled(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """Draw z [*sample_shape, *batch_shape, p] with its class y [*sample_shape, *batch_shape], int64."""
         shape = torch.Size(sample_shape) + self.batch_shape
         draws = math.prod(torch.Size(sample_shape))

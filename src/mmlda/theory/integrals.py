@@ -1,6 +1,6 @@
 """The integrals behind `mmlda.theory`: Efron's moments and the Bayes error, on float64 tensors.
 
-`mmlda.theory` checks what comes in and gives back the kind it was given; here is only the numerics.
+`mmlda.theory` checks arguments and converts results; this module has only the numerics.
 """
 
 import math
@@ -8,6 +8,8 @@ import math
 import numpy as np
 import torch
 from torch import Tensor
+
+from mmlda.theory.means import pairwise_distances
 
 # ---- Theorem 1 -----------------------------------------------------------------------------------------------
 
@@ -92,11 +94,6 @@ def _panel(a: Tensor, b: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
 # ---- Bayes error ---------------------------------------------------------------------------------------------
 
 
-def distances(mu: Tensor) -> Tensor:
-    """`Delta_ij`, `[L, L]`: by differences, since |mu_i|^2 + |mu_j|^2 - 2 mu_i.mu_j cancels for close means."""
-    return torch.cdist(mu, mu, compute_mode="donot_use_mm_for_euclid_dist")
-
-
 def two_class_error(delta: Tensor, pi: Tensor) -> Tensor:
     zeta = torch.log(pi[0]) - torch.log(pi[1])
     if delta == 0 or not torch.isfinite(zeta):
@@ -126,7 +123,7 @@ def sampled_error(mu: Tensor, pi: Tensor, samples: int, seed: int) -> tuple[Tens
         mu = mu @ torch.linalg.qr(mu.T).Q
     i, j = torch.triu_indices(L, L, 1, device=mu.device)
     log_pi = pi.log()
-    log_pair = (log_pi[i] + log_pi[j]) / 2 - distances(mu)[i, j] ** 2 / 8
+    log_pair = (log_pi[i] + log_pi[j]) / 2 - pairwise_distances(mu, mu)[i, j] ** 2 / 8
     log_B = torch.logsumexp(log_pair, 0)
     if log_B == -math.inf:  # one class has all the mass
         return log_B.exp(), log_B.exp()

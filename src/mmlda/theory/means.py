@@ -1,7 +1,7 @@
-r"""Where the classes go: Algorithm 1 in closed form, and the best means we can find where it has no answer.
+r"""Means of the classes: Algorithm 1 in closed form, and the best arrangements known where it does not apply.
 
-`generate_opt_means` is the paper's simplex, for `L <= p + 1`. `separated_means` goes on from there to any
-number of classes. `max_cosine` says what was reached, `cosine_bound` what nobody can beat.
+`generate_opt_means` is the paper's simplex, for `L <= p + 1`; `separated_means` takes any number of classes.
+`max_cosine` measures how close two means are, and `cosine_bound` is a lower bound on it.
 """
 
 import math
@@ -73,7 +73,7 @@ def separated_means(
     dtype: torch.dtype = torch.float64,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    r"""Means of squared norm C, for any number of classes, whose largest cosine is as small as we can make it.
+    r"""Means of squared norm C, for any number of classes, whose largest cosine is as small as possible.
 
     - `L <= p + 1`: the simplex of `generate_opt_means`, cosine `-1 / (L - 1)`. Optimal.
     - `p + 2 <= L <= 2p`: pairs `+-e_i`, largest cosine exactly 0; for odd L three of the classes share an
@@ -118,9 +118,7 @@ def max_cosine(means: Any) -> float:
     >>> round(max_cosine(generate_opt_means(C=100.0, p=64, L=10)), 6)
     -0.111111
     """
-    mu = to_tensor("means", means).detach()
-    if mu.dim() != 2 or mu.shape[0] < 2 or mu.shape[1] < 1:
-        raise ValueError(f"means must have shape [L, p] with L >= 2 and p >= 1, got {list(mu.shape)}")
+    mu = check_means(to_tensor("means", means).detach())
     largest = mu.abs().amax(1, keepdim=True)
     zero = torch.nonzero(largest[:, 0] == 0)
     if len(zero):
@@ -131,8 +129,23 @@ def max_cosine(means: Any) -> float:
     return cosines.fill_diagonal_(-math.inf).max().item()
 
 
+def pairwise_distances(z: Tensor, means: Tensor) -> Tensor:
+    """Euclidean distances ||z_n - mu_k||: [..., N, p], [..., L, p] -> [..., N, L]. Once differentiable.
+
+    Differences are taken before squaring: ||z||^2 - 2 z.mu + ||mu||^2 would lose all digits near a mean.
+    """
+    return torch.cdist(z, means, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def check_means(mu: Tensor) -> Tensor:
+    """Means [L, p], or a ValueError."""
+    if mu.dim() != 2 or mu.shape[0] < 2 or mu.shape[1] < 1:
+        raise ValueError(f"means must have shape [L, p] with L >= 2 and p >= 1, got {list(mu.shape)}")
+    return mu
+
+
 def cosine_bound(num_classes: int, dim: int) -> float:
-    r"""A lower bound on the largest cosine among L directions in p dimensions: nobody can do better.
+    r"""A lower bound on the largest cosine among L directions in p dimensions.
 
     Rankin's: `-1 / (L - 1)` for `L <= p + 1` and 0 for `L <= 2p`, both attained. Beyond, Levenshtein's
     linear-programming bound (1979), attained by the polygons, the icosahedron, E8 and other sharp codes.
@@ -156,8 +169,8 @@ def cosine_bound(num_classes: int, dim: int) -> float:
 def welch_bound(num_classes: int, dim: int) -> float:
     r"""Welch's bound on the largest *absolute* cosine, `sqrt((L - p) / (p (L - 1)))` (0 for `L <= p`).
 
-    It speaks of lines, not directions: means may have a largest cosine below it, because two opposite means
-    are as far apart as can be but share a line. `cosine_bound` is the one to hold means against.
+    It applies to lines, not directions: means may have a largest cosine below it, because two opposite means
+    are as far apart as possible but share a line. Compare means with `cosine_bound`.
 
     >>> round(welch_bound(100, 64), 4)
     0.0754

@@ -1,8 +1,8 @@
-r"""What the paper proves, as functions: efficiency, distance to the boundary, robustness, standard form.
+r"""The paper's theorems as functions: efficiency, distance to the boundary, robustness, standard form.
 
-Everything here is pure and works in float64 whatever comes in. Scalars give a Python float, arrays (and
-lists) an array, tensors a tensor on the same device; where a function is elementwise, its arguments
-broadcast. `docs/theory.md` sets each formula beside the paper and says where the paper is off.
+The functions are pure and compute in float64. Scalars return a Python float, arrays (and lists) an array,
+tensors a tensor on the same device; the arguments of elementwise functions broadcast. `docs/theory.md`
+compares each formula with the paper's.
 """
 
 import math
@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmlda._utils.checks import check_count, check_positive, check_priors, to_tensor
-from mmlda.theory.integrals import distances, efficiency, sampled_error, simplex_error, two_class_error
+from mmlda._utils.checks import check_count, check_positive, check_priors, invalid, to_tensor
+from mmlda.theory.integrals import efficiency, sampled_error, simplex_error, two_class_error
+from mmlda.theory.means import check_means, pairwise_distances
 
 __all__ = [
     "approximate_robustness",
@@ -32,13 +33,13 @@ __all__ = [
 ]
 
 
-# ---- What comes in ---------------------------------------------------------------------------------------
+# ---- Arguments ------------------------------------------------------------------------------------------
 
 
 def _lift(broadcast: bool = False, **values: Any) -> tuple[list[Tensor], Callable[[Tensor], Any]]:
-    """The values as float64 tensors on one device, and the way back to the kind they came in.
+    """The values as float64 tensors on one device, and a function from tensors back to the kind they came in.
 
-    With `broadcast`, shapes that do not go together are refused.
+    With `broadcast`, raises where their shapes do not broadcast.
     """
     device = next((v.device for v in values.values() if isinstance(v, Tensor)), None)
     tensors = [to_tensor(name, v, device) for name, v in values.items()]
@@ -57,19 +58,18 @@ def _lift(broadcast: bool = False, **values: Any) -> tuple[list[Tensor], Callabl
 
 def _means(means: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
     (mu,), back = _lift(means=means)
-    if mu.dim() != 2 or mu.shape[0] < 2 or mu.shape[1] < 1:
-        raise ValueError(f"means must have shape [L, p] with L >= 2 and p >= 1, got {list(mu.shape)}")
-    return mu, back
+    return check_means(mu), back
 
 
 def _delta_zeta(delta: Any, zeta: Any) -> tuple[Tensor, Tensor, Callable[[Tensor], Any]]:
     (d, z), back = _lift(broadcast=True, delta=delta, zeta=zeta)
     if (d < 0).any():
-        raise ValueError(f"delta is a distance and must be >= 0, got {delta!r}")
+        raise invalid("delta", ">= 0, as a distance is", delta)
     return d, z, back
 
 
 # ---- Theorem 1: logistic regression against LDA -----------------------------------------------------------
+
 
 def relative_efficiency(zeta: Any, delta: Any, p: int | float) -> Any:
     r"""Efron's asymptotic relative efficiency of logistic regression to LDA, `Eff_p(zeta, Delta)` (Theorem 1).
@@ -161,7 +161,7 @@ def robustness(means: Any, priors: Any = None) -> Any:
     """
     mu, back = _means(means)
     log_pi = check_priors(priors, len(mu), positive=True).to(mu.device).log()
-    expected = expected_distance(distances(mu), log_pi[:, None] - log_pi)  # [L, L]
+    expected = expected_distance(pairwise_distances(mu, mu), log_pi[:, None] - log_pi)  # [L, L]
     return back(_off_diagonal(expected).min())
 
 
@@ -172,7 +172,7 @@ def approximate_robustness(means: Any) -> Any:
     5.0
     """
     mu, back = _means(means)
-    return back(_off_diagonal(distances(mu)).min() / 2)
+    return back(_off_diagonal(pairwise_distances(mu, mu)).min() / 2)
 
 
 def robustness_bound(num_classes: Any, C: Any) -> Any:
@@ -204,9 +204,9 @@ def soft_target_gap(num_classes: Any, C: Any, precision: float = 1.0) -> Any:
 def _classes_and_scale(num_classes: Any, C: Any) -> tuple[Tensor, Tensor, Callable[[Tensor], Any]]:
     (L, C_), back = _lift(broadcast=True, num_classes=num_classes, C=C)
     if (L < 2).any() or (L != L.round()).any():
-        raise ValueError(f"num_classes must be an integer >= 2, got {num_classes!r}")
+        raise invalid("num_classes", "an integer >= 2", num_classes)
     if (C_ <= 0).any():
-        raise ValueError(f"C must be > 0, got {C!r}")
+        raise invalid("C", "> 0", C)
     return L, C_, back
 
 
@@ -233,7 +233,7 @@ def bayes_error(means: Any, priors: Any = None, *, samples: int = 1 << 17, seed:
     pi = check_priors(priors, len(mu)).to(mu.device)
     if len(mu) == 2:
         return back(two_class_error(torch.linalg.vector_norm(mu[0] - mu[1]), pi))
-    delta = _off_diagonal(distances(mu))
+    delta = _off_diagonal(pairwise_distances(mu, mu))
     # The tolerance is the rounding of the means we were handed: float32 means of a simplex are a simplex.
     dtype = means.dtype if isinstance(means, Tensor) else torch.from_numpy(np.asarray(means)).dtype
     tolerance = max(1e-12, 16 * torch.finfo(dtype).eps) if dtype.is_floating_point else 1e-12
@@ -243,9 +243,7 @@ def bayes_error(means: Any, priors: Any = None, *, samples: int = 1 << 17, seed:
     return back(error)
 
 
-def bayes_error_estimate(
-    means: Any, priors: Any = None, *, samples: int = 1 << 17, seed: int = 0
-) -> tuple[Any, Any]:
+def bayes_error_estimate(means: Any, priors: Any = None, *, samples: int = 1 << 17, seed: int = 0) -> tuple[Any, Any]:
     r"""The Bayes error for any means and priors by sampling, with its standard error.
 
     Importance sampling from `q(x) = \sum_{i<j} sqrt(pi_i p_i(x) pi_j p_j(x)) / B`, a mixture of Gaussians at

@@ -1,4 +1,4 @@
-"""The networks that ship with the package: safetensors, and beside each a JSON file that says what it is."""
+"""The networks that ship with the package: safetensors files, each with a JSON file that describes it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from mmlda._utils.checks import check_choice, invalid
 from mmlda.models import build
 from mmlda.training import checkpoints
 
@@ -19,7 +20,7 @@ FOLDER = Path(__file__).parent
 
 
 def names() -> list[str]:
-    """The networks' names.
+    """The names of the networks.
 
     >>> "cifar10-mmlda" in names()
     True
@@ -29,18 +30,15 @@ def names() -> list[str]:
 
 def about(name: str) -> dict[str, Any]:
     """How a network was made and what was measured: its config, recipe, data, accuracy and versions."""
-    if name not in names():
-        raise ValueError(f"name = {name!r}: expected one of {', '.join(names())}")
+    check_choice("name", name, names())
     return json.loads((FOLDER / f"{name}.json").read_text())
 
 
-def load(
-    source: str | Path, *, model: nn.Module | None = None, device: torch.device | str | None = None
-) -> nn.Module:
-    """A trained network, in eval mode: one that ships, by its name, or the folder of a run.
+def load(source: str | Path, *, model: nn.Module | None = None, device: torch.device | str | None = None) -> nn.Module:
+    """A trained network in eval mode: the name of one that ships, or the folder of a run.
 
-    A network with a backbone of one's own can't be described in a run's `run.json`: pass such a network as `model`,
-    and it gets the weights.
+    `run.json` cannot describe a network with a backbone of your own: pass such a network as `model`, and it gets the
+    weights.
 
     >>> model = load("mnist-mmlda")
     >>> model(torch.rand(2, 1, 28, 28)).shape
@@ -51,5 +49,5 @@ def load(
         network.load_state_dict(load_file(FOLDER / f"{source}.safetensors"))
         return network.to(device).eval()
     if not (Path(source) / "run.json").is_file():
-        raise ValueError(f"source = {str(source)!r}: expected the folder of a run, or one of {', '.join(names())}")
+        raise invalid("source", f"the folder of a run, or one of {', '.join(names())}", str(source))
     return checkpoints.load(source, model=model, device=device)

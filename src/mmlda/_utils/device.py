@@ -1,0 +1,58 @@
+"""Where a model is, and how to use it without changing it."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Model", "device_of", "eval_mode", "on_device"]
+
+Model = Callable[[Tensor], Tensor]  # images in [0, 1] -> logits: a module, or any function
+
+
+def device_of(model: Model, device: torch.device | str | None = None) -> torch.device:
+    """`device` if given, else that of the model's first parameter or buffer, else the CPU.
+
+    "cuda" becomes the current CUDA device with its number, so that devices can be compared.
+
+    >>> device_of(nn.Linear(2, 2, device="meta")), device_of(torch.sum), device_of(nn.ReLU(), "cpu")
+    (device(type='meta'), device(type='cpu'), device(type='cpu'))
+    """
+    if device is None:
+        tensor = next(_tensors(model), None)
+        return torch.device("cpu") if tensor is None else tensor.device
+    place = torch.device(device)
+    return torch.device("cuda", torch.cuda.current_device()) if place == torch.device("cuda") else place
+
+
+def on_device(model: Model, device: torch.device | str | None) -> Model:
+    """The model itself if it is on `device` already (or `device` is None), else a copy there.
+
+    A plain function is returned as it is: only its author knows where it computes.
+    """
+    if device is None or not isinstance(model, nn.Module):
+        return model
+    place = device_of(model, device)
+    return model if all(t.device == place for t in _tensors(model)) else copy.deepcopy(model).to(place)
+
+
+@contextmanager
+def eval_mode(model: Model) -> Iterator[None]:
+    """Put a module into eval mode, and every submodule back into its own mode afterwards."""
+    training = [module for module in model.modules() if module.training] if isinstance(model, nn.Module) else []
+    if isinstance(model, nn.Module) and training:
+        model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _tensors(model: Model) -> Iterator[Tensor]:
+    return itertools.chain(model.parameters(), model.buffers()) if isinstance(model, nn.Module) else iter(())

@@ -1,0 +1,85 @@
+"""Finished chunks of images as files, so that work that was stopped resumes after the last of them."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from mmlda._utils.checks import check_count
+from mmlda._utils.files import write_json
+from mmlda._utils.tensors import save_tensors
+
+__all__ = ["Chunks", "chunk_files"]
+
+
+class Chunks:
+    """The outcomes of `n` images, `size` images per chunk.
+
+    Each chunk is a safetensors file in `folder`, or stays in memory if that is None. `about` (JSON) identifies the
+    work: a folder that holds chunks of other work is refused with a ValueError.
+    """
+
+    def __init__(self, folder: str | Path | None, n: int, size: int, about: dict[str, Any]) -> None:
+        self.n, self.size = n, check_count("chunk", size, 1)
+        self.folder = None if folder is None else Path(folder)
+        self._memory: dict[int, dict[str, Tensor]] = {}
+        if self.folder is not None:
+            _claim(self.folder, {**about, "chunk": self.size})
+
+    def missing(self) -> list[range]:
+        """The rows of each chunk that is not finished."""
+        chunks = [range(start, min(start + self.size, self.n)) for start in range(0, self.n, self.size)]
+        return [rows for rows in chunks if self._read(rows.start, check=True) is None]
+
+    def save(self, start: int, values: dict[str, Tensor]) -> None:
+        """Keep the values of the chunk that begins at row `start`."""
+        if self.folder is None:
+            self._memory[start] = {name: value.detach().cpu() for name, value in values.items()}
+        else:
+            save_tensors(_path(self.folder, start), values)
+
+    def load(self) -> list[dict[str, Tensor]]:
+        """The values of every chunk, in order; all must be finished."""
+        found = [self._read(start) for start in range(0, self.n, self.size)]
+        return [values for values in found if values is not None]
+
+    def _read(self, start: int, check: bool = False) -> dict[str, Tensor] | None:
+        if self.folder is None:
+            return self._memory.get(start)
+        path = _path(self.folder, start)
+        try:
+            return load_file(path) if path.is_file() else None
+        except SafetensorError as error:  # cut short by a failing disk
+            if not check:
+                raise
+            warnings.warn(f"{path}: damaged chunk, computed again: {error}", stacklevel=4)
+            return None
+
+
+def chunk_files(folder: str | Path) -> list[Path]:
+    """The files of the finished chunks in a folder, in order."""
+    return sorted(Path(folder).glob("images-*.safetensors"))
+
+
+def _path(folder: Path, start: int) -> Path:
+    return folder / f"images-{start:06d}.safetensors"
+
+
+def _claim(folder: Path, about: dict[str, Any]) -> None:
+    """Record what a folder is for, in work.json; a ValueError where it already holds chunks of other work."""
+    path, about = folder / "work.json", json.loads(json.dumps(about))
+    if not (path.is_file() and chunk_files(folder)):
+        write_json(path, about)
+        return
+    try:
+        known = dict(json.loads(path.read_text()))
+    except (ValueError, TypeError):
+        raise ValueError(f"{path}: damaged, so the chunks beside it cannot be used; choose another folder") from None
+    if changed := sorted(key for key in about if known.get(key) != about[key]):
+        raise ValueError(f"out must be a folder without other work, got {str(folder)!r} (other {', '.join(changed)})")
