@@ -186,7 +186,7 @@ def table() -> str:
             for name, (make, radii) in nets.items():
                 rows.append(row(name, make, radii))
                 report(done := done + 1)
-    made = versions(torch.device("cpu"))
+    made = versions()
     head = [f"The first {N} test images of digits, 20 steps, 300 queries, 16 passes where nothing else is said, no "
             "surrogate;",
             f"seed {SEED}; mmlda {made['mmlda']}, torch {made['torch']}, Python {made['python']}, threads: "

@@ -37,7 +37,7 @@ def test_accuracy_by_class_on_a_biased_set(model, digits):
     expected = [float(right[biased.labels == k].double().mean()) for k in range(10)]
     assert result.per_class == pytest.approx(expected)
     assert result.balanced == pytest.approx(sum(expected) / 10)
-    assert result.error == pytest.approx(100 - 100 * result.accuracy)
+    assert result.error == pytest.approx(1 - result.accuracy)
 
 
 def test_a_class_without_images_is_not_a_class_that_is_wrong(digits):

@@ -423,7 +423,7 @@ def test_joint_is_the_negative_log_density_of_z_and_y():
     )
     head = make(C=4.0, priors=PRIORS, precision=2.0).double()
     z, y = dist.sample_labeled((30,), torch.Generator().manual_seed(0))
-    joint = head.loss(z, y, "joint", "none")
+    joint = head.loss(z, y, "centre", "none")
     torch.testing.assert_close(joint, head.loss(z, y, "ce", "none") - dist.log_prob(z), rtol=1e-6, atol=1e-6)
     for n in range(30):
         gaussian = torch.distributions.MultivariateNormal(dist.means[y[n]], torch.eye(8, dtype=F64) / 2)
@@ -464,7 +464,7 @@ def test_soft_is_smallest_on_the_mean_and_becomes_ce_at_a_large_C():
 def test_joint_pulls_features_to_their_mean_and_cross_entropy_does_not():
     head, y = make(C=9.0), torch.arange(5)
     ends = {}
-    for name in ("ce", "joint"):
+    for name in ("ce", "centre"):
         z = nn.Parameter(features(5, scale=1.0))
         optimizer = torch.optim.SGD([z], lr=0.3)
         for _ in range(300):
@@ -473,7 +473,7 @@ def test_joint_pulls_features_to_their_mean_and_cross_entropy_does_not():
             optimizer.step()
         ends[name] = (z - head.means).norm(dim=1)
         assert torch.equal(head.predict(z), y)
-    assert ends["joint"].max() < 1e-3
+    assert ends["centre"].max() < 1e-3
     assert ends["ce"].min() > 0.3
 
 
@@ -484,7 +484,7 @@ def test_joint_gradient_does_not_vanish_where_cross_entropy_does():
     head.loss(z, y, "ce", "sum").backward()
     assert (z.grad == 0).all()  # at C = 100 the float32 posterior is exactly 1
     z.grad = None
-    head.loss(z, y, "joint", "sum").backward()
+    head.loss(z, y, "centre", "sum").backward()
     torch.testing.assert_close(z.grad, torch.full((5, 8), 0.5), rtol=1e-4, atol=1e-4)
 
 
@@ -748,7 +748,7 @@ def test_bad_loss_names_and_reductions(build):
         build().loss(z, y, reduction="max")
 
 
-@pytest.mark.parametrize("name", ["soft", "joint"])
+@pytest.mark.parametrize("name", ["soft", "centre"])
 def test_softmax_head_has_no_means_for_the_other_losses(name):
     with pytest.raises(ValueError, match=f"name must be one of \\('ce',\\) for a SoftmaxHead, got '{name}'"):
         SoftmaxHead(num_classes=5, dim=8).loss(torch.zeros(3, 8), torch.zeros(3, dtype=torch.int64), name)

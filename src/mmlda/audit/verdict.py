@@ -7,7 +7,6 @@ The rule and the reasons for its limits are in docs/audit.md.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import re
 import textwrap
@@ -20,13 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from mmlda._utils.files import write_whole
-from mmlda._utils.tensors import packed
 from mmlda.attacks.surface import Model
 from mmlda.audit.trials import Attacked, Case, run_all
 from mmlda.audit.views import copied, derivable, undisturbed, with_gradient
 from mmlda.data import ImageData
 from mmlda.models.heads import MaxMahalanobisHead, SoftmaxHead
-from mmlda.results import Result, code_version, versions, wilson
+from mmlda.results import Result, label, traced, wilson
+from mmlda.results.upgrade import audit_in_shares
 
 __all__ = ["audit", "lines", "picture"]
 
@@ -111,19 +110,37 @@ def audit(
     verdict, what, evidence = _judge(case)
     kinds = _kinds(case, evidence)
     what += _named(kinds, verdict, case.numbers["hidden"] or 0.0)
-    identity = net.state_dict() if isinstance(net, nn.Module) else {}
     rows = [_row(row, n) for row in case.rows]
     file = "-".join(re.sub(r"[^\w.+]+", "_", part) for part in ("audit", data.name or "data", name, f"{eps:g}"))
     return Result(
-        name=file, kind="audit", what=what, value=verdict, cell={"data": data.name, "model": name, "eps": eps},
+        name=file,
+        kind="audit",
+        what=what,
+        value=verdict,
         note=" ".join(_images(data, n) + case.notes),
-        n=n, seed=seed, steps=steps, seconds=time.perf_counter() - begin, numbers=dict(case.numbers),
-        series={"evidence": evidence, "kinds": list(kinds), "accuracies": rows, "curve": _curve(case),
-                "gaps": _histogram(case.gaps)},
-        network={"name": name, "sha256": hashlib.sha256(packed(identity)).hexdigest() if identity else None},
-        attack=settings, data={"name": data.name, "sha256": data.digest()},
-        device=str(place), versions=versions(place), commit=code_version(),
-    )  # fmt: skip
+        n=n,
+        seed=seed,
+        dataset=data.name,
+        head=getattr(model, "config", {}).get("head", ""),
+        eps=eps,
+        attack_settings=settings,
+        attack_steps=steps,
+        seconds=time.perf_counter() - begin,
+        numbers={
+            key: value / 100 if value is not None and key != "median_gap" else value
+            for key, value in case.numbers.items()
+        },
+        series=audit_in_shares(
+            {
+                "evidence": evidence,
+                "kinds": list(kinds),
+                "accuracies": rows,
+                "curve": _curve(case),
+                "gaps": _histogram(case.gaps),
+            }
+        ),
+        **traced(net, data.subset(slice(n)), place, name),
+    )
 
 
 def _images(data: ImageData, n: int) -> list[str]:
@@ -352,8 +369,8 @@ def lines(result: Result) -> list[str]:
     text += [f"{marks[item['passed']]} {item['test']:20s} {item['words']}" for item in result.series["evidence"]]
     text += ["", f"{'attack':38s} {'on':13s} {'eps':>6s} {'accuracy':>9s}   95% interval"]
     for row in result.series["accuracies"]:
-        text.append(f"{row['name']:38s} {row['surface']:13s} {row['eps']:6.3g} {row['accuracy']:8.1f}%   "
-                    f"{row['low']:.1f} to {row['high']:.1f}%")  # fmt: skip
+        text.append(f"{row['name']:38s} {row['surface']:13s} {row['eps']:6.3g} {100 * row['accuracy']:8.1f}%   "
+                    f"{100 * row['low']:.1f} to {100 * row['high']:.1f}%")  # fmt: skip
     return text
 
 
@@ -361,19 +378,19 @@ def picture(path: str | Path, result: Result) -> Path:
     """Accuracy by attack, accuracy against eps and the histogram of gaps under the verdict: PNG, or SVG by name."""
     from matplotlib.figure import Figure
 
-    eps = result.cell["eps"]
+    eps = result.eps or 0.0
     rows = [row for row in result.series["accuracies"] if row["eps"] in (0.0, eps)]
     figure = Figure(figsize=(11.5, 0.24 * len(rows) + 1.6), layout="constrained")
     bars, curve, gaps = figure.subplots(1, 3, width_ratios=(1.2, 1, 1))
     names = [f"{row['name']} ({row['surface']})" for row in rows]
-    values = [row["accuracy"] for row in rows]
-    spans = [[value - row["low"], row["high"] - value] for value, row in zip(values, rows)]
+    values = [100 * row["accuracy"] for row in rows]
+    spans = [[value - 100 * row["low"], 100 * row["high"] - value] for value, row in zip(values, rows)]
     bars.barh(names, values, xerr=np.array(spans).T.clip(0), color="tab:blue", ecolor="0.4", height=0.7)
     bars.invert_yaxis()
     bars.tick_params(axis="y", labelsize=7.5)
     bars.set(xlim=(0, 102), xlabel=f"accuracy (%) at eps = {eps:g}, 95% interval")
     line = result.series["curve"]
-    curve.plot(line["eps"], line["accuracy"], marker="o", color="tab:red")
+    curve.plot(line["eps"], [100 * share for share in line["accuracy"]], marker="o", color="tab:red")
     curve.set_xscale("symlog", linthresh=eps / 4)
     ticks = [0.0, eps, 1.0]
     curve.set_xticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
@@ -384,7 +401,7 @@ def picture(path: str | Path, result: Result) -> Path:
     if edges[-1] > UNDERFLOW:
         gaps.axvline(UNDERFLOW, color="0.3", linestyle=":")
     gaps.set(xlabel="nats", ylabel="images", title="gap of the top two logits")
-    title = f"{result.cell['model']} on {result.cell['data']}. {result.what}"
+    title = f"{label(result)} on {result.dataset}. {result.what}"
     figure.suptitle("\n".join(textwrap.wrap(title, 140)), fontsize=10)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="svg" if Path(path).suffix == ".svg" else "png", dpi=120)

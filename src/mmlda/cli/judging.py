@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from mmlda.cli.options import ATTACKS, Data, Device, Json, Model, Root, app, fits, make_attack, pick, settings
-from mmlda.results import Result
+from mmlda.paper import PARTS
+from mmlda.results import Result, label
 
 
 @app.command(epilog="Example: mmlda attack runs/digits --attack pgd --eps 0.1 --data digits --n 200 --out runs/attack")
@@ -44,9 +45,9 @@ def attack(
         print(json.dumps(dataclasses.asdict(found)))
         return
     numbers, (low, high) = found.numbers, found.interval or (0.0, 0.0)
-    print(f"{found.cell['attack']} on {found.n} images of {found.cell['data']}: accuracy "
-          f"{100 * float(numbers['clean_accuracy'] or 0):.2f}% clean, {found.value:.2f}% under attack "
-          f"(95% interval {low:.2f} to {high:.2f})")  # fmt: skip
+    print(f"{found.attack} on {found.n} images of {found.dataset}: accuracy "
+          f"{100 * float(numbers['clean_accuracy'] or 0):.2f}% clean, {100 * found.number:.2f}% under attack "
+          f"(95% interval {100 * low:.2f} to {100 * high:.2f})")  # fmt: skip
     if numbers["mean_l2"] is not None:
         print(f"broken images moved by L-infinity {numbers['mean_linf']:.4f}, L2 {numbers['mean_l2']:.4f}, "
               f"distortion {numbers['mean_distortion']:.3f} (means)")  # fmt: skip
@@ -136,12 +137,14 @@ def audit(
         print(f"{out / 'audit.json'}, {out / 'audit.png'}")
 
 
-PARTS = ["table1", "table2", "table3", "fig2", "fig3", "fig4", "fig5", "theory", "suspects", "pgd", "all"]
+REPRODUCED = [*PARTS, "all"]
 
 
 @app.command(epilog="Example: mmlda reproduce table2 --data cifar10 --shipped --n 500 --out results")
 def reproduce(
-    name: Annotated[str | None, typer.Argument(help=", ".join(PARTS) + ".", autocompletion=lambda: PARTS)] = None,
+    name: Annotated[
+        str | None, typer.Argument(help=", ".join(REPRODUCED) + ".", autocompletion=lambda: REPRODUCED)
+    ] = None,
     data: Annotated[str, typer.Option(help="digits, mnist or cifar10.")] = "digits",
     out: Annotated[Path, typer.Option(help="Folder for the results; what is there stays.")] = Path("results"),
     steps: Annotated[int | None, typer.Option(help="Training steps; the paper's by default.")] = None,
@@ -171,7 +174,7 @@ def reproduce(
             raise typer.Exit(1)
         return
     if name is None:
-        raise ValueError(f"name is missing: expected one of {', '.join(PARTS)}, or --verify RESULT")
+        raise ValueError(f"name is missing: expected one of {', '.join(REPRODUCED)}, or --verify RESULT")
     from mmlda import paper
 
     try:
@@ -197,15 +200,17 @@ def table(results: list[Result]) -> list[str]:
     for result in results:
         if result.kind in ("claim", "theory"):
             verdict = {True: "holds", False: "does not hold", None: "not decided"}[result.holds]
-            if str(result.cell.get("claim", "")).startswith("suspects"):
+            if result.claim == "suspects":
                 verdict = "asked"  # a question of ours, with an answer
             lines.append(f"{verdict.upper()}: {result.what}. The paper: {result.paper}")
         elif isinstance(result.value, str):
-            lines.append(f"{result.value.upper()}, {result.cell.get('model')}: {result.what}")
+            lines.append(f"{result.value.upper()}, {label(result)}: {result.what}")
         else:
-            value = "-" if result.value is None else f"{result.value:.2f}"
-            span = "" if result.interval is None else f" [{result.interval[0]:.2f}, {result.interval[1]:.2f}]"
-            paper = f"   paper {result.paper:g}" if isinstance(result.paper, int | float) else ""
+            scale = 100 if result.unit == "share" else 1  # percent, where it is printed
+            value = "-" if result.value is None else f"{scale * result.value:.2f}"
+            low, high = (scale * end for end in result.interval or (0.0, 0.0))
+            span = "" if result.interval is None else f" [{low:.2f}, {high:.2f}]"
+            paper = f"   paper {scale * result.paper:.4g}" if isinstance(result.paper, int | float) else ""
             lines.append(f"{result.what:76s} {value:>7s}{span}{paper}")
     return lines
 

@@ -124,7 +124,7 @@ def train(
             print(json.dumps({"out": str(out), "steps": run.step, "loss": run.loss, "seconds": run.seconds,
                               **dataclasses.asdict(result)}))  # fmt: skip
         else:
-            print(f"test error {result.error:.2f}% on {result.n} images after {run.step} steps ({run.seconds:.0f} s)")
+            print(f"test error {result.error:.2%} on {result.n} images after {run.step} steps ({run.seconds:.0f} s)")
             print(f"the network is in {out}")
     if dist.is_initialized():
         dist.barrier()  # nobody leaves while another still needs its answers

@@ -29,10 +29,9 @@ from mmlda.evaluation.robustness import (
     device_of,
     first,
     predictions,
-    provenance,
     small,
 )
-from mmlda.results import Result, wilson
+from mmlda.results import Result, traced
 
 __all__ = ["Accuracy", "Evaluation", "accuracy", "evaluate", "shares"]
 
@@ -48,8 +47,8 @@ class Accuracy:
 
     @property
     def error(self) -> float:
-        """Test error in percent, as in the paper's Table 1."""
-        return 100.0 * (1.0 - self.accuracy)
+        """The share of images whose class was not predicted, as in the paper's Table 1."""
+        return 1.0 - self.accuracy
 
 
 def accuracy(
@@ -91,8 +90,8 @@ class Evaluation:
         text = [f"{'':24s} {'accuracy (%)':>12s}  {'95% interval':>16s}  {'median L2':>9s}  {'median L-inf':>12s}"]
         for result in self.results:
             low, high = result.interval or (math.nan, math.nan)
-            name = " ".join(str(result.cell[key]) for key in ("attack", "eps") if key in result.cell) or "clean"
-            line = f"{name:24s} {result.value:12.2f}  {low:7.2f} .. {high:5.2f}"
+            name = " ".join(str(word) for word in (result.attack, result.eps) if word not in ("", None)) or "clean"
+            line = f"{name:24s} {100 * result.number:12.2f}  {100 * low:7.2f} .. {100 * high:5.2f}"
             for key, width in (("median_l2", 9), ("median_linf", 12)):
                 value = result.numbers.get(key)
                 line += f"  {value:{width}.4f}" if value is not None else ""
@@ -133,7 +132,7 @@ def evaluate(
     >>> test = mmlda.data.load("digits")[1]
     >>> model = mmlda.models.build({"backbone": "conv_net", "head": "softmax"}, seed=0).eval()
     >>> found = evaluate(model, test, [mmlda.attacks.FGSM(eps=0.1)], n=50, show=False)
-    >>> found.clean.n, found.attacks[0].cell["attack"]
+    >>> found.clean.n, found.attacks[0].attack
     (50, 'FGSM')
     """
     part, place = first(data, n), device_of(model, device)
@@ -171,7 +170,7 @@ def _clean(
     place: torch.device,
     show: bool,
 ) -> Result:
-    about, begin = provenance(model, data, place, name), time.perf_counter()
+    about, begin = traced(model, data, place, name), time.perf_counter()
     z = answer_images(model, data, out=folder / "clean", about=about, chunk=chunk, device=place, show=show).double()
     if bool(z.isnan().any()):
         raise ValueError(f"model returned NaN for {int(z.isnan().any(1).sum())} of {len(data)} images: expected logits")
@@ -189,16 +188,14 @@ def _clean(
             "nll_scaled": F.cross_entropy(z / t, labels).item(),
             "ece_scaled": calibration_error((z / t).softmax(1), labels),
         }
-    low, high = wilson(round(found.accuracy * len(data)), len(data))
-    result = Result(
+    result = Result.counted(
+        round(found.accuracy * len(data)),
+        len(data),
         name="clean",
         kind="evaluation",
         what=f"accuracy on {len(data)} images of {data.name or 'the data'}",
-        cell={"data": data.name, "model": name},
-        value=100 * found.accuracy,
-        unit="%",
-        interval=(100 * low, 100 * high),
-        n=len(data),
+        dataset=data.name,
+        head=getattr(model, "config", {}).get("head", ""),
         seconds=time.perf_counter() - begin,
         numbers={key: value if math.isfinite(value) else None for key, value in numbers.items()},
         series={

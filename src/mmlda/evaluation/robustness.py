@@ -29,7 +29,7 @@ from mmlda._utils.progress import progress
 from mmlda._utils.tensors import packed, save_tensors
 from mmlda.attacks import BIM, FGSM, ILCM, PGD, Attack, CarliniWagner, compiled
 from mmlda.data import ImageData
-from mmlda.results import Result, code_version, versions, wilson
+from mmlda.results import Result, traced
 
 __all__ = [
     "adversarial_images",
@@ -40,7 +40,6 @@ __all__ = [
     "device_of",
     "first",
     "predictions",
-    "provenance",
     "small",
 ]
 
@@ -79,17 +78,6 @@ def predictions(
     return answers(model, data, device=device, batch_size=batch_size).argmax(1)
 
 
-def provenance(model: nn.Module, data: ImageData, place: torch.device, name: str = "") -> dict[str, Any]:
-    """Where a result came from, as fields of `Result`: data, network, device, versions, commit."""
-    return {
-        "data": {"name": data.name, "images": len(data), "sha256": data.digest()},
-        "network": {"name": name, "sha256": hashlib.sha256(packed(model.state_dict())).hexdigest()},
-        "device": versions(place)["device"],
-        "versions": versions(place),
-        "commit": code_version(),
-    }
-
-
 def first(data: ImageData, n: int | None) -> ImageData:
     """The first n images; all of them where n is None."""
     if n is not None and not 1 <= n <= len(data):
@@ -109,10 +97,10 @@ def answer_images(
 ) -> Tensor:
     """The logits [N, L] of the images as given, like `answers`; finished chunks stay in `out` and are not done again.
 
-    `about` is the work's `provenance`.
+    `about` is what `mmlda.results.traced` returns.
     """
     folder, starts = Path(out), _starts(len(data), chunk)
-    _claim(folder, {"data": about["data"], "network": about["network"]["sha256"], "chunk": chunk})
+    _claim(folder, {"data": about["data"], "network": about["network_sha256"], "chunk": chunk})
     with progress("clean images", len(data), unit="images", every=10.0, show=show) as report:
         for start in starts:
             if not _done(folder, start):
@@ -151,10 +139,14 @@ def attack_images(
     n, chunk = len(part), _chunk_size(attack, data, place) if chunk is None else chunk
     starts = _starts(n, chunk)
     model.to(place)
-    about = {**provenance(model, part, place, name), "attack": describe_attack(attack)}
-    if compile:
-        about["attack"]["compiled"] = True
-    asked = {"attack": about["attack"], "data": about["data"], "network": about["network"]["sha256"], "chunk": chunk}
+    about, described = traced(model, part, place, name), describe_attack(attack)
+    kind, settings = described["name"], described["settings"]
+    asked = {
+        "attack": described | ({"compiled": True} if compile else {}),
+        "data": about["data"],
+        "network": about["network_sha256"],
+        "chunk": chunk,
+    }
     _claim(folder, asked)
     missing = [start for start in starts if not _done(folder, start)]
     done = n - sum(min(chunk, n - start) for start in missing)
@@ -178,18 +170,19 @@ def attack_images(
     zero = [float(one["zero_gradient"]) * len(one["success"]) for one in parts if "zero_gradient" in one]
     right = joined["clean"] == part.labels.cpu()
     held = int((right & (joined["prediction"] == part.labels.cpu())).sum())  # not where a target was just missed
-    low, high = wilson(held, n)
-    eps = about["attack"]["settings"].get("eps")
-    found = Result(
+    found = Result.counted(
+        held,
+        n,
         name="result",
         kind="evaluation",
-        what=f"accuracy under {type(attack).__name__} on {n} images of {data.name or 'the data'}",
-        cell={"data": data.name, "model": name, "attack": type(attack).__name__}
-        | ({} if eps is None else {"eps": eps}),
-        value=100 * held / n,
-        unit="%",
-        interval=(100 * low, 100 * high),
-        n=n,
+        what=f"accuracy under {kind} on {n} images of {data.name or 'the data'}",
+        dataset=data.name,
+        head=getattr(model, "config", {}).get("head", ""),
+        attack=kind,
+        attack_settings=settings,
+        attack_steps=settings.get("steps"),
+        eps=settings.get("eps"),
+        compiled=compile,
         seed=attack.seed,
         seconds=sum(float(one["seconds"]) for one in parts),
         numbers={**_summary(joined, right, part.labels.cpu()), "zero_gradient": sum(zero) / n if zero else None},

@@ -33,7 +33,7 @@ from mmlda._utils.tensors import packed
 from mmlda.data import ImageData
 from mmlda.evaluation.accuracy import accuracy
 from mmlda.models import build
-from mmlda.results import versions
+from mmlda.results import device_name, versions
 from mmlda.training.loop import Options, Run, difference, interruptible, sitting
 from mmlda.training.recipes import Recipe, network
 
@@ -229,7 +229,7 @@ def _record(job: Job, run: Run, train: ImageData, test: ImageData, device: str) 
         "balanced_accuracy": result.balanced,
         "per_class": [value if math.isfinite(value) else None for value in result.per_class],
         "seconds": run.seconds,
-        "versions": versions(torch.device(device)),
+        "versions": {**versions(), "device": device_name(device)},
         "network": base64.b64encode(packed(run.model.state_dict())).decode(),
     }
 
