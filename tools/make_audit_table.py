@@ -207,7 +207,7 @@ def table() -> str:
             for name, entry in entries.items():
                 rows.append(row(name, audits(entry)))
                 report(done := done + 1)
-    made = versions(torch.device("cpu"))
+    made = versions()
     head = [
         f"The first {N} test images of digits, 20 steps, 300 queries, 16 passes unless given, no surrogate;",
         f"seed {SEED}; mmlda {made['mmlda']}, torch {made['torch']}, Python {made['python']}, "

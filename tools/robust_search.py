@@ -19,7 +19,7 @@ import torch
 
 import mmlda
 from mmlda._utils.files import write_json
-from mmlda.results import code_version, versions
+from mmlda.results import code_version, device_name, versions
 
 EPS = 8 / 255
 HELD, SPLIT_SEED = 5000, 0
@@ -90,7 +90,7 @@ def main() -> None:
             "seconds_together": together,
             "trained_together": len(runs),
             "seconds_attack": time.perf_counter() - begin,
-            "versions": versions(torch.device("cuda")),
+            "versions": {**versions(), "device": device_name("cuda")},
             "commit": code_version(),
         }
         write_json(options.out / f"{trial['name']}-{options.steps}.json", record)

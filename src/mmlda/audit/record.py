@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Provenance", "stored_evidence", "stored_provenance", "to_result"]
 
-SCALE = 100  # shares are percent in the file
 EXTRAS = ("float64", "features", "straight-through", "averaged", "surrogate")
 
 
@@ -30,6 +29,7 @@ class Provenance:
 
     model: str
     data: str
+    head: str = ""
     network_sha256: str | None = None
     data_sha256: str | None = None
     surrogate: bool = False
@@ -49,11 +49,13 @@ def to_result(audit: Audit) -> Result:
         kind="audit",
         what=audit.summary,
         value=audit.verdict,
-        cell={"data": at.data, "model": at.model, "eps": s.eps},
+        dataset=at.data,
+        head=at.head,
+        eps=s.eps,
         note=" ".join(audit.notes),
         n=e.n,
         seed=s.seed,
-        steps=s.steps,
+        attack_steps=s.steps,
         seconds=at.seconds,
         numbers=_numbers(e),
         series={
@@ -63,8 +65,9 @@ def to_result(audit: Audit) -> Result:
             "curve": _curve(e),
             "gaps": {"edges": list(e.profile.gaps.edges), "counts": list(e.profile.gaps.counts)},
         },
-        network={"name": at.model, "sha256": at.network_sha256},
-        attack={**attack, "surrogate": at.surrogate},
+        network=at.model,
+        network_sha256=at.network_sha256 or "",
+        attack_settings={**attack, "surrogate": at.surrogate},
         data={"name": at.data, "sha256": at.data_sha256},
         device=at.device,
         versions=at.versions,
@@ -72,12 +75,8 @@ def to_result(audit: Audit) -> Result:
     )
 
 
-def _scaled(share: float | None) -> float | None:
-    return None if share is None else SCALE * share
-
-
 def _share(count: int | None, of: int) -> float | None:
-    return None if count is None or not of else SCALE * (count / of)
+    return None if count is None or not of else count / of
 
 
 def _numbers(e: Evidence) -> dict[str, Any]:
@@ -92,8 +91,8 @@ def _numbers(e: Evidence) -> dict[str, Any]:
         "zero_gradient_float64": _share(g.zero_float64, g.of),
         "zero_gradient_margin": _share(g.zero_margin, g.of),
         "tiny_gradient": _share(g.tiny, g.of),
-        "wrong_sign": _scaled(g.wrong_sign),
-        "agreement": _scaled(g.agreement),
+        "wrong_sign": g.wrong_sign,
+        "agreement": g.agreement,
         "no_gradient": _share(g.cut, g.of),
         "unbounded_best_gradients": share(~e.reached),
         "clean_accuracy": share(e.right),
@@ -101,7 +100,7 @@ def _numbers(e: Evidence) -> dict[str, Any]:
         "worst_accuracy": share(e.left),
         "proven_accuracy": share(e.proven),
         "hidden": share(e.hidden),
-        "chance": SCALE * e.profile.chance,
+        "chance": e.profile.chance,
         "median_gap": gaps.median,
         "gaps_above_104": _share(gaps.above, n),
     }
@@ -109,11 +108,9 @@ def _numbers(e: Evidence) -> dict[str, Any]:
 
 def _check(check: Check, e: Evidence) -> dict[str, Any]:
     """Shares, except for a cosine and for nats."""
-    value, limit = check.measured, check.limit
-    if check.name not in ("averaging", "gaps"):
-        value, limit = _scaled(value), _scaled(limit)
     words = describe(check, e)
-    return {"test": check.name, "words": words, "value": value, "limit": limit, "passed": check.passed}
+    found = {"value": check.measured, "limit": check.limit, "passed": check.passed}
+    return {"test": check.name, "words": words, **found}
 
 
 def _row(trial: Trial) -> dict[str, Any]:
@@ -122,26 +119,27 @@ def _row(trial: Trial) -> dict[str, Any]:
         "name": attack_name(trial),
         "surface": trial.surface,
         "eps": trial.eps,
-        "accuracy": SCALE * trial.share,
-        "low": SCALE * low,
-        "high": SCALE * high,
+        "accuracy": trial.share,
+        "low": low,
+        "high": high,
         "held": "".join("01"[kept] for kept in trial.held.tolist()),
     }
 
 
 def _curve(e: Evidence) -> dict[str, list[float]]:
     rows = [trial for trial in e.trials if trial.kind in ("clean", "curve", "unbounded")]
-    return {"eps": [trial.eps for trial in rows], "accuracy": [SCALE * trial.share for trial in rows]}
+    return {"eps": [trial.eps for trial in rows], "accuracy": [trial.share for trial in rows]}
 
 
 def stored_provenance(result: Result) -> Provenance:
-    network, data = result.network or {}, result.data or {}
+    data = result.data or {}
     return Provenance(
-        model=str(result.cell["model"]),
-        data=str(result.cell["data"]),
-        network_sha256=network.get("sha256"),
+        model=result.network,
+        data=result.dataset,
+        head=result.head,
+        network_sha256=result.network_sha256,
         data_sha256=data.get("sha256"),
-        surrogate=bool((result.attack or {}).get("surrogate")),
+        surrogate=bool((result.attack_settings or {}).get("surrogate")),
         seconds=result.seconds,
         device=result.device,
         versions=result.versions,
@@ -156,7 +154,7 @@ def stored_evidence(result: Result) -> Evidence:
     best gradients reach is not stored; their number is, and nothing else counts. The names of the steps without a
     gradient and whether probabilities were in percent appear in sentences only; they are left out.
     """
-    arguments = {key: value for key, value in (result.attack or {}).items() if key != "surrogate"}
+    arguments = {key: value for key, value in (result.attack_settings or {}).items() if key != "surrogate"}
     settings = Settings(seed=result.seed or 0, **arguments)
     profile = _profile(result)
     trials = _trials(result, settings, profile.surface)
@@ -169,7 +167,7 @@ def stored_evidence(result: Result) -> Evidence:
 
 
 def _images(result: Result, name: str) -> int:
-    return round(cast(float, result.numbers[name]) / SCALE * (result.n or 0))
+    return round(cast(float, result.numbers[name]) * (result.n or 0))
 
 
 def _profile(result: Result) -> Profile:
@@ -180,14 +178,14 @@ def _profile(result: Result) -> Profile:
         return cast("float | None", result.numbers[name])
 
     def count(name: str) -> int | None:
-        return None if (value := number(name)) is None else round(value / SCALE * of)
+        return None if (value := number(name)) is None else round(value * of)
 
     sign, cosine, cut = number("wrong_sign"), number("agreement"), count("no_gradient") or 0
     output: Output = next((word for word in ("probabilities", "sigmoids") if word in kinds), "logits")
     no_copy = not any(item["test"] == "float64" for item in result.series["evidence"])
     return Profile(
         n=result.n or 0,
-        chance=(number("chance") or 0.0) / SCALE,
+        chance=(number("chance") or 0.0),
         constant=bool(of) and above(cut, of, LIMIT) and "no gradient" not in kinds,
         random="random" in kinds,
         output=output,
@@ -200,8 +198,8 @@ def _profile(result: Result) -> Profile:
             zero_margin=count("zero_gradient_margin") or 0,
             tiny=count("tiny_gradient") or 0,
             cut=cut,
-            wrong_sign=None if sign is None else sign / SCALE,
-            agreement=None if cosine is None else cosine / SCALE,
+            wrong_sign=None if sign is None else sign,
+            agreement=None if cosine is None else cosine,
         ),
         gaps=Gaps(
             median=number("median_gap") or 0.0,

@@ -124,8 +124,13 @@ class ResNet(nn.Module):
             raise invalid("depth", "6n + 2 with n >= 1 (8, 14, 20, 32, 44, 56, 110, ...)", depth)
         for name, value in (("channels", channels), ("width", width)):
             check_count(name, value, 1)
-        self.config = {"backbone": "resnet", "depth": depth, "channels": channels, "width": width,
-                       "preactivation": preactivation}
+        self.config = {
+            "backbone": "resnet",
+            "depth": depth,
+            "channels": channels,
+            "width": width,
+            "preactivation": preactivation,
+        }
         if activation != "relu":
             self.config["activation"] = activation
         self.num_features = 4 * width

@@ -317,7 +317,5 @@ def sum_parts(parts: Tensor, weight: Tensor) -> Tensor:
     dw = torch.empty_like(weight)
     s_out, s_in, s_kh, s_kw = dw.stride()
     rows = min(triton.next_power_of_2(splits), 128)
-    _sum_parts[(9 * C * D // _REDUCED,)](
-        parts, dw, s_in, s_out, s_kh, s_kw, C, D, splits, rows, _REDUCED, num_warps=4
-    )
+    _sum_parts[(9 * C * D // _REDUCED,)](parts, dw, s_in, s_out, s_kh, s_kw, C, D, splits, rows, _REDUCED, num_warps=4)
     return dw

@@ -32,7 +32,7 @@ from mmlda._utils.files import write_json, write_whole
 from mmlda._utils.progress import Report, progress
 from mmlda.data import ImageData
 from mmlda.models import Classifier, fast_convolutions
-from mmlda.results import versions
+from mmlda.results import device_name, versions
 from mmlda.training import checkpoints
 from mmlda.training.recipes import Recipe
 from mmlda.training.step import Average, Batches, Tally, craft_once, make_optimizer, make_step, set_rate, share
@@ -320,7 +320,7 @@ def _open(run: Run, data: ImageData, options: Options, device: torch.device) -> 
                 what = difference(part, there.get(part), value)
                 raise ValueError(f"out = {str(run.out)!r} holds another run: {what}; choose another folder")
     elif share()[0] == 0:
-        write_json(path, {**about, "versions": versions(device)})
+        write_json(path, {**about, "versions": {**versions(), "device": device_name(device)}})
     if share()[1] > 1:
         dist.barrier()
 

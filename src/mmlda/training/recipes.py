@@ -84,7 +84,7 @@ class Recipe:
     warmup: int = 0  # steps over which the rate rises linearly
     pad: int = 0  # augmentation: pad by this much and crop at random
     flip: bool = False  # augmentation: mirror half of the images
-    loss: str = "ce"  # or "soft", "joint": the head's losses by name
+    loss: str = "ce"  # or "soft", "centre": the head's losses by name
     label_smoothing: float = 0.0  # of the cross-entropy
     average: float = 0.0  # decay of the averaged weights, which are then the network; 0: no averaging
     accumulate: int = 1  # gradients of this many parts of a batch are added up
@@ -93,7 +93,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         _one_of("optimizer", self.optimizer, ("sgd", "adam"))
-        _one_of("loss", self.loss, ("ce", "soft", "joint"))
+        _one_of("loss", self.loss, ("ce", "soft", "centre"))
         for name, least in (("steps", 1), ("batch_size", 1), ("accumulate", 1), ("warmup", 0), ("pad", 0), ("seed", 0)):
             _whole(name, getattr(self, name), least)
         _one_of("schedule", self.schedule, ("steps", "cosine"))
@@ -144,6 +144,8 @@ class Recipe:
             return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
 
         values = tuples(values)
+        if values.get("loss") == "joint":  # its name in older files
+            values["loss"] = "centre"
         if isinstance(values.get("adversary"), dict):
             values["adversary"] = Adversary(**tuples(values["adversary"]))
         return cls(**values)

@@ -315,9 +315,7 @@ def make_step(
     objective: Callable[..., tuple[Tensor, Tensor]] = Objective(model, recipe)
     take, attacked = batches.take, model
     if world > 1:
-        objective = nn.parallel.DistributedDataParallel(
-            objective, device_ids=[device.index] if cuda else None
-        )
+        objective = nn.parallel.DistributedDataParallel(objective, device_ids=[device.index] if cuda else None)
     elif capture and not deterministic:
         batches.for_any_length()
         objective, take, attacked = (compile_quietly(one, dynamic=False) for one in (objective, take, model))
@@ -374,8 +372,9 @@ def make_step(
         if count == WARMUP + 1:
             here = torch.cuda.current_stream()
             stream = None if here == torch.cuda.default_stream() else here  # a capture needs another than the default
-            with _kernels(deterministic, cuda), torch.cuda.graph(
-                graph, stream=stream, capture_error_mode="thread_local"
+            with (
+                _kernels(deterministic, cuda),
+                torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
             ):
                 step()  # recorded, not run
         graph.replay()
