@@ -80,7 +80,9 @@ class AttackResult:
             f"  success         {_share(self.success):.1%}",
         ]
         if bool(broken.any()):
-            sizes = (f"{name} {getattr(self, name)[broken].median().item():.4g}" for name in ("linf", "l2", "distortion"))
+            sizes = (
+                f"{name} {getattr(self, name)[broken].median().item():.4g}" for name in ("linf", "l2", "distortion")
+            )
             rows.append(f"  median distance {', '.join(sizes)} (where it succeeded)")
         if self.zero_gradient is not None:
             rows.append(f"  zero gradient   {self.zero_gradient:.1%} at the start")
