@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from mmlda.cli import judging, networks, tools
+from mmlda.cli import create, measure, tools
 from mmlda.cli.options import app
 
-__all__ = ["app", "judging", "main", "networks", "tools"]
+__all__ = ["app", "create", "main", "measure", "tools"]
 
 
 def main() -> None:
