@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
-from mmlda.cli import create, measure, tools
+from mmlda.cli import networks  # isort: skip (the help lists commands in the order of these imports)
+from mmlda.cli import judging, tools
 from mmlda.cli.options import app
 
-__all__ = ["app", "create", "main", "measure", "tools"]
+__all__ = ["app", "judging", "main", "networks", "tools"]
 
 
 def main() -> None:
