@@ -28,8 +28,8 @@ assert float(attacked.success.float().mean()) > 0.3
 found = mmlda.evaluate(model, test, [mmlda.attacks.FGSM(eps=0.1)], n=50, out="evaluation", show=False)
 assert found.attacks[0].value < found.clean.value
 verdict = mmlda.audit(model, test, eps=0.3, n=30, show=False)
-assert verdict.value == "none", verdict.value
-verdict.save("evaluation")
+assert verdict.verdict == "none", verdict
+verdict.to_result().save("evaluation")
 page = build("evaluation", "report.html").read_text(encoding="utf-8")
 assert "Is the robustness real?" in page and "<style>" in page
 

@@ -48,7 +48,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import mmlda
-from mmlda.attacks import APGD, BIM, FAB, JSMA, PGD, CarliniWagner, Square, WorstCase
+from mmlda.attacks import APGD, BIM, FAB, JSMA, PGD, CarliniWagner, Square, WorstCase, keep_memory
 from mmlda.results import code_version
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "tests")]
@@ -349,6 +349,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
+    if args.device == "cpu":
+        keep_memory()  # for all contenders: they run in one process
     wanted = args.only.split(",")
     if unknown := set(wanted) - set(PARTS):
         parser.error(f"--only {sorted(unknown)}: expected some of {', '.join(PARTS)}")

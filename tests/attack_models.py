@@ -36,10 +36,13 @@ class Net(nn.Module):
         super().__init__()
         dim = max(dim, classes) if head == "mm" else dim
         self.body = nn.Sequential(
-            nn.Conv2d(channels, 16, 3, padding=1), nn.ReLU(),
-            nn.Conv2d(16, 16, 3, stride=2, padding=1), nn.ReLU(),
-            nn.Flatten(), nn.Linear(16 * ((size + 1) // 2) ** 2, dim),
-        )  # fmt: skip
+            nn.Conv2d(channels, 16, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(16, 16, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(16 * ((size + 1) // 2) ** 2, dim),
+        )
         self.head = nn.Linear(dim, classes) if head == "sr" else None
         eye = torch.eye(classes, dim)
         mu = eye - eye.mean(0)  # a simplex: equal norms, equal angles
@@ -99,6 +102,34 @@ def images(n: int, classes: int = 10, size: int = 8) -> tuple[Tensor, Tensor]:
     _, _, x, y = digits()
     keep = y < classes
     return enlarged(x[keep][:n].clone(), size), y[keep][:n].clone()
+
+
+class Linear(nn.Module):
+    """Z = W (x - 1/2) + b, for which the distance to every boundary is known."""
+
+    def __init__(self, classes: int, dim: int, seed: int = 0) -> None:
+        super().__init__()
+        g = torch.Generator().manual_seed(seed)
+        self.W = nn.Parameter(torch.randn(classes, dim, generator=g, dtype=torch.float64))
+        self.b = nn.Parameter(0.1 * torch.randn(classes, generator=g, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.flatten(1) - 0.5) @ self.W.T + self.b
+
+    def distance(self, x: Tensor, y: Tensor, norm: str) -> Tensor:
+        """min_k (Z_y - Z_k) / ||w_y - w_k||_*, where * is dual to the norm: [N]."""
+        z = self(x).detach()
+        gap = z.gather(1, y[:, None]) - z  # [N, L]
+        w = (self.W[y][:, None] - self.W).detach()  # [N, L, D]
+        dual = w.abs().sum(2) if norm == "linf" else w.norm(dim=2)
+        return torch.where(dual > 0, gap / dual.clamp_min(1e-30), torch.inf).amin(1)
+
+
+def linear_case(classes: int, dim: int = 20, n: int = 40) -> tuple[Linear, Tensor, Tensor]:
+    """Images near the middle of the range, so that it does not bind."""
+    model = Linear(classes, dim).eval()
+    x = 0.5 + 0.04 * torch.randn(n, dim, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return model, x, model(x).argmax(1)
 
 
 class Behind(nn.Module):

@@ -47,35 +47,69 @@ SCALE = {
 }
 
 
+NETWORKS = {  # by what tables call them
+    "SR": {"head": "softmax", "recipe": "sr"},
+    "SR (Adam)": {"head": "softmax", "recipe": "sr-adam"},
+    "SR + SAT": {"head": "softmax", "recipe": "sat", "fine_tuning": "sat"},
+    "SR + HAT": {"head": "softmax", "recipe": "hat", "fine_tuning": "hat"},
+    "MM-LDA": {"head": "mmlda", "recipe": "mmlda"},
+    "MM-LDA (Adam)": {"head": "mmlda", "recipe": "mmlda-adam"},
+    "MM-LDA, true priors": {"head": "mmlda", "recipe": "mmlda", "cell": {"priors": "true"}},
+}
+
+
+def network(words, dataset):
+    """A network's fields, by what tables call it."""
+    found = dict(NETWORKS[words])
+    return {**found, "recipe": f"{dataset}-{found['recipe']}", "cell": dict(found.get("cell", {}))}
+
+
+def in_shares(fields):
+    """Percents of value, interval and paper as shares."""
+    if fields.get("unit") != "%":
+        return fields
+    made = {**fields, "unit": "share"}
+    for key in ("value", "paper"):
+        if isinstance(made.get(key), float):
+            made[key] = round(made[key] / 100, 12)
+    if made.get("interval") is not None:
+        made["interval"] = tuple(end / 100 for end in made["interval"])
+    return made
+
+
 def write(folder, *, data=("digits", "cifar10"), kinds=None):
     """Write the results into a folder; a selection of kinds where it is given."""
     made = []
 
-    def add(kind, cell, value, outcomes=None, **more):
+    def add(kind, place, value, outcomes=None, **more):
         if kinds is not None and kind not in kinds:
             return
-        name = "-".join([kind, *(str(v) for v in cell.values())])
+        name = "-".join([kind, *(str(v) for v in place.values())])
         name = "".join(ch if ch.isalnum() or ch in ".+-" else "_" for ch in name)
-        about = dict(COMMON)
-        if cell.get("data"):
+        about, cell = dict(COMMON), dict(place)
+        dataset, model = cell.pop("data", ""), cell.pop("model", "")
+        seed = cell.pop("seed", 0)
+        about |= {"dataset": dataset, **(network(model, dataset) if model else {})}
+        about |= {key: cell.pop(key) for key in ("attack", "eps", "target", "claim") if key in cell}
+        about["cell"] = {**about.get("cell", {}), **cell}
+        if dataset:
             about["data"] = {
-                "name": cell["data"],
-                "sha256": ("3f" if cell["data"] == "digits" else "9c") * 32,
+                "name": dataset,
+                "sha256": ("3f" if dataset == "digits" else "9c") * 32,
                 "split": "test",
             }
-            about["note"] = SCALE[cell["data"]]
-        if cell.get("model"):
-            about["network"] = {"name": f"{cell['data']}-{cell['model']}".lower(), "sha256": "7d" * 32}
-            about["recipe"] = {
+            about["note"] = SCALE[dataset]
+        if model:
+            about |= {"network": f"{dataset}-{model}".lower(), "network_sha256": "7d" * 32}
+            about["recipe_settings"] = {
                 "steps": 90000,
                 "batch_size": 128,
-                "optimizer": "adam" if "MM" in cell["model"] else "sgd",
+                "optimizer": "adam" if "MM" in model else "sgd",
                 "lr": 0.001,
                 "augment": "pad-crop-flip",
             }
-        about |= {"n": 500, "seed": cell.get("seed", 0), "steps": 90000, "seconds": 12.5} | more
-        what = about.pop("what", f"{kind}: {', '.join(str(v) for v in cell.values())}")
-        made.append(Result(name=name, kind=kind, what=what, cell=cell, value=value, **about).save(folder, outcomes))
+        about |= {"n": 500, "seed": seed, "train_steps": 90000, "seconds": 12.5, "what": name, "value": value} | more
+        made.append(Result(name=name, kind=kind, **in_shares(about)).save(folder, outcomes))
 
     for where in data:
         _tables(add, where)
@@ -90,9 +124,10 @@ def write(folder, *, data=("digits", "cifar10"), kinds=None):
                 unit="%",
                 interval=_interval(value, 500),
                 what="accuracy of MM-LDA",
-                numbers={"balanced_accuracy": value - 0.2, "nll": 0.31, "ece": 0.024},
+                numbers={"balanced_accuracy": value / 100 - 0.002, "nll": 0.31, "ece": 0.024},
             )
-    add("theory", {}, None, what="E[d], RB and its bound", series={"curves": _curves()}, n=None, seed=None, steps=None)
+    about = {"what": "E[d], RB and its bound", "series": {"curves": _curves()}}
+    add("theory", {}, None, n=None, seed=None, train_steps=None, **about)
     return made
 
 
@@ -133,9 +168,10 @@ def _tables(add, where):
                 interval=_interval(value, 500),
                 holds=None if paper is None or model != "MM-LDA" else bool(value > 50),
                 what=f"accuracy of {model} under {attack}",
-                attack={"name": attack, "eps": eps, "steps": 10, "loss": "cross-entropy"},
+                attack_settings={"eps": eps, "steps": 10, "loss": "cross-entropy"},
+                attack_steps=10,
                 numbers={
-                    "clean_accuracy": 92.8,
+                    "clean_accuracy": 0.928,
                     "zero_gradient": 0.31 if (model, attack) == ("MM-LDA", "FGSM") else 0.0,
                 },
             )
@@ -153,7 +189,7 @@ def _tables(add, where):
             value = round(distortion * (1.4 if target == "random" else 1), 2)
             add(
                 "table3",
-                {"data": where, "model": model, "target": target, "seed": 0},
+                {"data": where, "model": model, "attack": "CarliniWagner", "target": target, "seed": 0},
                 value,
                 paper=paper if where == "cifar10" else None,
                 what=f"mean minimal distortion of {model}",
@@ -199,7 +235,8 @@ def _figures(add, where):
             what="share of semantic noises",
         )
     for model, up in (("SR", 0.0), ("MM-LDA", 0.6), ("MM-LDA, true priors", 0.62)):
-        for k, name in enumerate([f"BP{f}-{k}" for f in (1, 2) for k in range(1, 11)]):
+        for k, (family, index) in enumerate((f, k) for f in ("BP1", "BP2") for k in range(1, 11)):
+            name = f"{family}-{index}"
             value = round(86.0 - 5 * (k // 10) + 1.7 * np.sin(k) + up * np.cos(2 * k) + up, 2)
             add(
                 "fig3",
@@ -207,6 +244,7 @@ def _figures(add, where):
                 value,
                 unit="%",
                 what=f"accuracy of {model} on {name}",
+                cell={**network(model, where)["cell"], "set": name, "family": family, "index": index},
             )
     for log10_C in range(-2, 6):
         error = round(7.0 + 0.35 * (log10_C - 2) ** 2, 2)
@@ -216,8 +254,8 @@ def _figures(add, where):
             error,
             unit="%",
             what=f"error at C = {10.0**log10_C:g}",
-            numbers={"std": 0.3},
-            series={"errors": [error - 0.3, error, error + 0.3]},
+            numbers={"std": 0.003},
+            series={"errors": [error / 100 - 0.003, error / 100, error / 100 + 0.003]},
         )
     for name, value, holds, what in (
         ("fig2", 0.28, True, "the classes' silhouette is 0.24 for SR, 0.53 for MM-LDA"),
@@ -242,12 +280,12 @@ def _images(rng, channels, size, noise):
 
 def _audits(add, where):
     tests = [
-        ("zero gradients", "0.0% of the float32 gradients are exactly zero.", 0.0, 0.1, True),
-        ("losses agree", "No loss leaves more than 5 points less than cross-entropy.", 33.2, 5.0, False),
-        ("more steps", "100 steps leave no more than 10 do.", 0.0, 1.0, True),
-        ("unbounded attack", "An unbounded attack reaches 0%.", 0.0, 0.0, True),
-        ("black box", "Square leaves more than the white-box attacks.", 12.4, None, True),
-        ("transfer", "There was no other network to transfer from.", None, None, None),
+        ("zero gradients", "0.0% of the float32 gradients are exactly zero.", 0.0, 0.001, True, "share"),
+        ("losses agree", "No loss leaves more than 5 points less than cross-entropy.", 0.332, 0.05, False, "share"),
+        ("more steps", "100 steps leave no more than 10 do.", 0.0, 0.01, True, "share"),
+        ("unbounded attack", "An unbounded attack reaches 0%.", 0.0, 0.0, True, "share"),
+        ("black box", "Square leaves more than the white-box attacks.", 0.124, None, True, "share"),
+        ("transfer", "There was no other network to transfer from.", None, None, None, ""),
     ]
     for model, verdict, sentence in (
         ("SR", "none", "No accuracy is left under attack: there is no robustness, and nothing hides it."),
@@ -262,9 +300,9 @@ def _audits(add, where):
                 "name": name,
                 "surface": surface,
                 "eps": 0.04,
-                "accuracy": value,
-                "low": max(value - 2, 0),
-                "high": min(value + 4, 100),
+                "accuracy": value / 100,
+                "low": max(value - 2, 0) / 100,
+                "high": min(value + 4, 100) / 100,
             }
             for name, surface, value in (
                 ("no attack", "", 92.8),
@@ -283,11 +321,11 @@ def _audits(add, where):
             verdict,
             what=sentence,
             series={
-                "evidence": [dict(zip(("test", "words", "value", "limit", "passed"), test)) for test in tests],
+                "evidence": [dict(zip(("test", "words", "value", "limit", "passed", "unit"), test)) for test in tests],
                 "accuracies": bars,
                 "curve": {
                     "eps": [0, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32],
-                    "accuracy": [92.8, 51.0, 18.4, 0.4, 0.0, 0.0, 0.0],
+                    "accuracy": [0.928, 0.51, 0.184, 0.004, 0.0, 0.0, 0.0],
                 },
                 "gaps": {"edges": np.linspace(0, 120 if model == "MM-LDA" else 30, 11).tolist(), "counts": counts},
             },
@@ -334,7 +372,7 @@ def write_evil(folder):
             }
         if isinstance(value, list):
             return [spoil(v, "list") for v in value]
-        kept = key in ("name", "kind", "set", "C", "file", "sha256")
+        kept = key in ("name", "kind", "set", "family", "C", "file", "sha256", "head", "recipe", "fine_tuning", "unit")
         return value + EVIL if isinstance(value, str) and not kept else value
 
     write(folder, data=("digits",))

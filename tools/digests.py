@@ -40,7 +40,9 @@ def trained() -> dict[str, str]:
         "mmlda": mmlda.Recipe(steps=40, batch_size=64, optimizer="adam", lr=1e-3, pad=1, flip=True, milestones=(30,)),
         "accumulate": mmlda.Recipe(steps=20, batch_size=64, accumulate=2, warmup=5),
         "soft": mmlda.Recipe(steps=20, batch_size=64, loss="soft", lr=0.01),
-        "pgd": mmlda.Recipe(steps=15, batch_size=64, adversary=mmlda.recipes.Adversary(attack="pgd", eps=0.1, **adversary)),
+        "pgd": mmlda.Recipe(
+            steps=15, batch_size=64, adversary=mmlda.recipes.Adversary(attack="pgd", eps=0.1, **adversary)
+        ),
         "trades": mmlda.Recipe(
             steps=15, batch_size=64, adversary=mmlda.recipes.Adversary(attack="trades", eps=0.1, **adversary)
         ),

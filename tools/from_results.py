@@ -10,27 +10,37 @@ from typing import Any
 
 from mmlda import report
 from mmlda.paper import numbers
+from mmlda.paper.rows import Row
 from mmlda.report.entries import Entry
 from mmlda.report.tables import ours
+from mmlda.results import Result
 
 RESULTS = Path(__file__).parent.parent / "results"
 END = "<!-- end -->\n"
 MISSING = "not measured yet"
+FIELDS = {field.name for field in dataclasses.fields(Result)}
 
 
 def load(folder: str | Path) -> list[Entry]:
     """The results on the paper's data, with their places below the folder; a ValueError where there is no folder."""
     found = [dataclasses.replace(e, folder=e.folder.relative_to(folder)) for e in report.load(folder)]
-    return [e for e in found if e.at("data") in (*numbers.DATASETS, "theory") or e.result.kind == "theory"]
+    return [e for e in found if e.result.dataset in numbers.DATASETS or e.result.kind == "theory"]
 
 
-def at(entries: Iterable[Entry], kind: str, **cell: Any) -> list[Entry]:
-    """The runs of one cell of a kind."""
+def at(entries: Iterable[Entry], kind: str, **fields: Any) -> list[Entry]:
+    """The runs of one cell of a kind, by fields of a result, further coordinates, the `row` and `tuned_on`."""
+    return [e for e in entries if e.result.kind == kind and all(_is(e.result, k, v) for k, v in fields.items())]
 
-    def same(there: Any, wanted: Any) -> bool:
-        return math.isclose(there or 0.0, wanted) if isinstance(wanted, float) else there == wanted
 
-    return [e for e in entries if e.result.kind == kind and all(same(e.result.cell.get(k), v) for k, v in cell.items())]
+def _is(result: Result, name: str, wanted: Any) -> bool:
+    if isinstance(wanted, Row):
+        return wanted.has(result)
+    if name == "tuned_on":  # (attack, eps or None for any)
+        adversary = (result.recipe_settings or {}).get("adversary") or {}
+        attack, eps = wanted
+        return adversary.get("attack") == attack.lower() and eps in (None, adversary.get("eps"))
+    there = getattr(result, name) if name in FIELDS else result.cell.get(name)
+    return math.isclose(there or 0.0, wanted) if isinstance(wanted, float) else there == wanted
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -57,8 +67,9 @@ def value(group: list[Entry], digits: int = 2) -> str:
 def files(group: Iterable[Entry]) -> str:
     """Links to results, by their seeds where these tell them apart."""
     group = list(group)
-    seeds = [e.at("seed") for e in group]
-    words = [f"seed {s}" for s in seeds] if all(seeds) and len(set(seeds)) == len(seeds) else range(1, len(group) + 1)
+    seeds = [e.result.seed for e in group]
+    apart = None not in seeds and len(set(seeds)) == len(seeds)
+    words = [f"seed {s}" for s in seeds] if apart else range(1, len(group) + 1)
     return ", ".join(f"[{word}]({link(e)})" for word, e in zip(words, group))
 
 
@@ -75,7 +86,7 @@ def notes(entries: Iterable[Entry]) -> str:
 
 
 def begin(script: str, part: str) -> str:
-    return f"<!-- begin: docs/{script}: {part} -->\n"
+    return f"<!-- begin: tools/{script}: {part} -->\n"
 
 
 def put(page: str, script: str, parts: dict[str, str]) -> str:

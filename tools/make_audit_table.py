@@ -1,13 +1,14 @@
-"""Write the table "What came out" of docs/audit.md: `OMP_NUM_THREADS=1 python tools/make_audit_table.py`.
+"""Write the table of docs/audit.md: `OMP_NUM_THREADS=1 python tools/make_audit_table.py`.
 
-Trains every network of the table on the embedded digits, audits it and puts the rows between the page's markers,
-with the number of images, the seed and the versions they come from. About three minutes on one core.
+Trains every network of the table on the embedded digits, audits it and writes the rows between the page's markers,
+with the number of images, the seed and the versions. Takes about three minutes on one core.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 import mmlda
 from mmlda._utils.files import write_whole
 from mmlda._utils.progress import progress
-from mmlda.audit.verdict import audit
+from mmlda.audit import Audit, audit
 from mmlda.models import build
 from mmlda.results import versions
 from mmlda.training.recipes import Adversary, Recipe, network
@@ -26,6 +27,7 @@ from mmlda.training.recipes import Adversary, Recipe, network
 PAGE = Path(__file__).parents[1] / "docs" / "audit.md"
 BEGIN, END = "<!-- begin: tools/make_audit_table.py -->\n", "<!-- end -->\n"
 N, SEED = 100, 0
+CLOSE = " (close)"  # marks a verdict that noise may decide
 
 
 @cache
@@ -55,8 +57,12 @@ def robust() -> mmlda.Classifier:
 class Behind(nn.Module):
     """A network with something before it and after it."""
 
-    def __init__(self, inner: nn.Module, before: Callable[[Tensor], Tensor] | None = None,
-                 after: Callable[[Tensor], Tensor] | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        inner: nn.Module,
+        before: Callable[[Tensor], Tensor] | None = None,
+        after: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
         super().__init__()
         self.inner, self.before, self.after = inner, before, after
 
@@ -116,83 +122,100 @@ def noisy(net: nn.Module, size: float) -> nn.Module:
     return Behind(net, before=lambda x: x + size * torch.randn_like(x))
 
 
-# Each network with the radii it is audited at. The first group was looked at while the audit was written, the second
-# only when it was done. The third was made because probabilities and noise, as held out, came out as none. The fourth
-# was looked at only after change 5 of the log; the last asks whether more passes help.
-TABLE: dict[str, dict[str, tuple[Callable[[], nn.Module], tuple[float, ...]]]] = {
-    "for trying out": {
-        "SR": (sr, (0.02, 0.05, 0.1, 0.2)),
-        "SR, logits x 1e4": (lambda: times(sr(), 1e4), (0.02, 0.05, 0.15, 0.2)),
+@dataclass(frozen=True)
+class Entry:
+    """A network of the table: how to make it, the radii it is audited at, and the passes of a random network."""
+
+    make: Callable[[], nn.Module]
+    radii: tuple[float, ...] = (0.12, 0.2)
+    passes: int = 16
+
+
+TABLE: dict[str, dict[str, Entry]] = {
+    "plain networks": {
+        "SR": Entry(sr, (0.02, 0.05, 0.1, 0.2)),
+        "MM-LDA, C = 100": Entry(mm),
     },
-    "held out": {
-        "MM-LDA, C = 100": (mm, (0.12, 0.2)),
-        "MM-LDA, head at C = 1e6 after training": (lambda: steep(mm()), (0.12, 0.2)),
-        "MM-LDA, trained at C = 1e6": (lambda: trained("mmlda", C=1e6), (0.12, 0.2)),
-        "SR, probabilities": (lambda: probabilities(sr()), (0.12, 0.2)),
-        "MM-LDA, probabilities": (lambda: probabilities(mm()), (0.12, 0.2)),
-        "SR, input rounded to 8 levels": (lambda: rounded(sr(), 8), (0.12, 0.2)),
-        "MM-LDA, input rounded to 16 levels": (lambda: rounded(mm(), 16), (0.12, 0.2)),
-        "SR, input cast to bytes": (lambda: cast(sr()), (0.12, 0.2)),
-        "SR, noise of 0.2 on the input": (lambda: noisy(sr(), 0.2), (0.12, 0.2)),
-        "adversarially trained SR": (robust, (0.12, 0.2)),
-        "adversarially trained MM-LDA": (lambda: trained("mmlda", robust=True), (0.12, 0.2)),
+    "adversarially trained": {
+        "adversarially trained SR": Entry(robust),
+        "adversarially trained MM-LDA": Entry(lambda: trained("mmlda", robust=True)),
     },
-    "built after the mild forms of the two kinds had come out none": {
-        "SR x 10, probabilities": (lambda: probabilities(sr(), 10), (0.12, 0.2)),
-        "SR x 20, probabilities": (lambda: probabilities(sr(), 20), (0.12, 0.2)),
-        "SR, random waves on the logits, frequency 10": (lambda: Waves(sr(), 10), (0.12, 0.2)),
-        "SR, random waves, frequency 30": (lambda: Waves(sr(), 30), (0.12, 0.2)),
+    "masks on plain networks": {
+        "SR, logits x 1e4": Entry(lambda: times(sr(), 1e4), (0.02, 0.05, 0.15, 0.2)),
+        "MM-LDA, head at C = 1e6 after training": Entry(lambda: steep(mm())),
+        "MM-LDA, trained at C = 1e6": Entry(lambda: trained("mmlda", C=1e6)),
+        "SR, input rounded to 8 levels": Entry(lambda: rounded(sr(), 8)),
+        "MM-LDA, input rounded to 16 levels": Entry(lambda: rounded(mm(), 16)),
+        "SR, input cast to bytes": Entry(lambda: cast(sr())),
+        "SR x 10, probabilities": Entry(lambda: probabilities(sr(), 10)),
+        "SR x 20, probabilities": Entry(lambda: probabilities(sr(), 20)),
+        "SR, random waves on the logits, frequency 10": Entry(lambda: Waves(sr(), 10)),
+        "SR, random waves, frequency 30": Entry(lambda: Waves(sr(), 30)),
+        "SR, random waves, frequency 100": Entry(lambda: Waves(sr(), 100), (0.12,)),
+        "SR, random waves, frequency 10, 64 passes": Entry(lambda: Waves(sr(), 10), (0.12,), passes=64),
+        "SR, random waves, frequency 30, 64 passes": Entry(lambda: Waves(sr(), 30), (0.12,), passes=64),
     },
-    "not looked at before change 5": {
-        "adversarially trained SR, logits x 1e4": (lambda: times(robust(), 1e4), (0.12,)),
-        "adversarially trained SR, input rounded to 16 levels": (lambda: rounded(robust(), 16), (0.12,)),
-        "adversarially trained SR, noise of 0.05": (lambda: noisy(robust(), 0.05), (0.12,)),
-        "adversarially trained SR, dropout of 0.3 on the features": (lambda: Dropout(robust(), 0.3), (0.12,)),
-        "adversarially trained SR, waves, frequency 10": (lambda: Waves(robust(), 10), (0.12,)),
-        "adversarially trained SR, waves, frequency 30": (lambda: Waves(robust(), 30), (0.12,)),
-        "adversarially trained SR, waves, frequency 100": (lambda: Waves(robust(), 100), (0.12,)),
-        "SR, dropout of 0.5 on the features": (lambda: Dropout(sr(), 0.5), (0.12,)),
-        "SR, waves, frequency 100": (lambda: Waves(sr(), 100), (0.12,)),
+    "mild forms, which hide nothing": {
+        "SR, probabilities": Entry(lambda: probabilities(sr())),
+        "MM-LDA, probabilities": Entry(lambda: probabilities(mm())),
+        "SR, noise of 0.2 on the input": Entry(lambda: noisy(sr(), 0.2)),
+        "SR, dropout of 0.5 on the features": Entry(lambda: Dropout(sr(), 0.5), (0.12,)),
+        "adversarially trained SR, noise of 0.05": Entry(lambda: noisy(robust(), 0.05), (0.12,)),
+        "adversarially trained SR, dropout of 0.3 on the features": Entry(lambda: Dropout(robust(), 0.3), (0.12,)),
     },
-    "with 64 passes in place of 16": {
-        "SR, waves, frequency 10, 64 passes": (lambda: Waves(sr(), 10), (0.12,)),
-        "SR, waves, frequency 30, 64 passes": (lambda: Waves(sr(), 30), (0.12,)),
+    "masks on an adversarially trained network": {
+        "adversarially trained SR, logits x 1e4": Entry(lambda: times(robust(), 1e4), (0.12,)),
+        "adversarially trained SR, input rounded to 16 levels": Entry(lambda: rounded(robust(), 16), (0.12,)),
+        "adversarially trained SR, waves, frequency 10": Entry(lambda: Waves(robust(), 10), (0.12,)),
+        "adversarially trained SR, waves, frequency 30": Entry(lambda: Waves(robust(), 30), (0.12,)),
+        "adversarially trained SR, waves, frequency 100": Entry(lambda: Waves(robust(), 100), (0.12,)),
     },
 }
 
 
-def row(name: str, make: Callable[[], nn.Module], radii: tuple[float, ...]) -> str:
-    """Audit a network: its line of the table, with a value for each radius."""
-    test, model = mmlda.data.load("digits")[1], make()
-    passes = 64 if name.endswith("64 passes") else 16
-    found = [audit(model, test, eps=eps, n=N, passes=passes, seed=SEED, show=False) for eps in radii]
+def audits(entry: Entry) -> list[Audit]:
+    """The audits of a network, one per radius."""
+    test, model = mmlda.data.load("digits")[1], entry.make()
+    return [audit(model, test, eps=eps, n=N, passes=entry.passes, seed=SEED, show=False) for eps in entry.radii]
 
-    def each(word: str) -> str:
-        return " / ".join(f"{result.numbers[word]:.0f}" for result in found)
 
-    cells = (name, " / ".join(f"{result.cell['eps']:g}" for result in found), f"{found[0].numbers['median_gap']:.3g}",
-             ", ".join(found[0].series["kinds"]), each("standard_accuracy"), each("worst_accuracy"),
-             " / ".join(str(result.value) for result in found))  # fmt: skip
+def row(name: str, found: list[Audit]) -> str:
+    """The line of a network, with one value per radius."""
+
+    def each(words: Iterable[object]) -> str:
+        return " / ".join(map(str, words))
+
+    cells = (
+        name,
+        each(f"{a.evidence.settings.eps:g}" for a in found),
+        f"{found[0].evidence.profile.gaps.median:.3g}",
+        ", ".join(found[0].masks),
+        each(f"{100 * a.standard_accuracy:.0f}" for a in found),
+        each(f"{100 * a.worst_accuracy:.0f}" for a in found),
+        each(a.verdict + (CLOSE if a.near else "") for a in found),
+    )
     return "| " + " | ".join(cells) + " |"
 
 
 def table() -> str:
-    """The whole table as Markdown, with what it comes from."""
+    """The whole table as Markdown, with its settings and versions."""
     rows = []
     with progress("networks", sum(map(len, TABLE.values())), unit="networks") as report:
         done = 0
-        for group, nets in TABLE.items():
+        for group, entries in TABLE.items():
             rows.append(f"| *{group}* | | | | | | |")
-            for name, (make, radii) in nets.items():
-                rows.append(row(name, make, radii))
+            for name, entry in entries.items():
+                rows.append(row(name, audits(entry)))
                 report(done := done + 1)
-    made = versions(torch.device("cpu"))
-    head = [f"The first {N} test images of digits, 20 steps, 300 queries, 16 passes where nothing else is said, no "
-            "surrogate;",
-            f"seed {SEED}; mmlda {made['mmlda']}, torch {made['torch']}, Python {made['python']}, threads: "
-            f"{made['threads']}.", "",
-            "| network | eps | median gap, nats | recognised | standard, % | worst, % | verdict |",
-            "|---|---|---|---|---|---|---|"]  # fmt: skip
+    made = versions()
+    head = [
+        f"The first {N} test images of digits, 20 steps, 300 queries, 16 passes unless given, no surrogate;",
+        f"seed {SEED}; mmlda {made['mmlda']}, torch {made['torch']}, Python {made['python']}, "
+        f"threads: {made['threads']}.",
+        "",
+        "| network | eps | median gap, nats | recognised | standard, % | worst, % | verdict |",
+        "|---|---|---|---|---|---|---|",
+    ]
     return "\n".join(head + rows) + "\n"
 
 
@@ -203,6 +226,6 @@ def put(page: str, text: str) -> str:
 
 
 if __name__ == "__main__":
-    put(PAGE.read_text(), "")  # fails now, not in some minutes, where a marker is missing
+    put(PAGE.read_text(), "")  # fail at once if a marker is missing
     made = table()
     write_whole(PAGE, put(PAGE.read_text(), made).encode())

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,10 @@ from from_results import MISSING, RESULTS, at, images, link, load, markdown, put
 
 from mmlda import zoo
 from mmlda._utils.files import write_whole
-from mmlda._utils.tensors import packed
 from mmlda.paper import numbers
-from mmlda.report.entries import DATA, Entry, grouped, number, size
-from mmlda.report.tables import mean_number, ours, variant
+from mmlda.report.entries import DATA, Entry, grouped, size
+from mmlda.report.tables import mean_number, variant
+from mmlda.results import HEADS, weights_digest
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 SCRIPT = Path(__file__).name
@@ -64,10 +64,8 @@ def network(about: dict[str, Any], parameters: int) -> str:
 def attacked(entries: list[Entry]) -> str:
     """A table of what attacks leave: the paper's, and the worst case."""
     found = [e for e in entries if e.result.kind in ("table2", "worst")]
-    names = list(dict.fromkeys(["FGSM", "BIM", "ILCM", "JSMA", "worst case", *map(_attack, found)]))
-    if any(name.startswith("JSMA (") for name in names):
-        names.remove("JSMA")
-    names.sort(key=lambda name: ("worst" in name, "JSMA" in name))  # stable
+    jsma = [_attack(e) for e in found if e.result.attack == "JSMA"]
+    names = list(dict.fromkeys(["FGSM", "BIM", "ILCM", *(jsma or ["JSMA"]), "worst case"]))
     sizes = sorted({e.eps for e in found if e.eps is not None})
     rows = []
     for eps in sizes:
@@ -84,15 +82,15 @@ def _attack(entry: Entry) -> str:
 def distances(entries: list[Entry]) -> str:
     """C&W's distortions."""
     made = [f"{value(group)} ({target}; {mean_number(group, 'success_rate', 1, 100.0).text}% broken)"
-            for target, group in grouped(at(entries, "table3"), lambda e: e.at("target")).items()]  # fmt: skip
+            for target, group in grouped(at(entries, "table3"), lambda e: e.target).items()]  # fmt: skip
     return "; ".join(made) or MISSING
 
 
 def card(name: str, entries: list[Entry]) -> str:
     """One network's card."""
     about, model = zoo.about(name), zoo.load(name)
-    digest = hashlib.sha256(packed(model.state_dict())).hexdigest()
-    here = [e for e in entries if (e.result.network or {}).get("sha256") == digest]
+    digest = weights_digest(model.state_dict())
+    here = [e for e in entries if e.result.network_sha256 == digest]
     clean, audits = at(here, "table1"), at(here, "audit")
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
     config, made = about["model"], about["versions"]
@@ -123,7 +121,7 @@ def card(name: str, entries: list[Entry]) -> str:
     if half:
         limits.append("Stored in half precision, which rounds its weights" + (
             ", and the entries of its means by up to 0.004 of 10." if config["head"] == "mmlda" else "."))  # fmt: skip
-    paper = "MM-LDA" if config["head"] == "mmlda" else "SR"
+    paper = HEADS[config["head"]]
     use = f"the paper's Resnet-32 ({paper}) for {DATA[about['data']]}: to check this project's numbers, to try attacks "
     use += "and audits on, and as a start for fine-tuning."
     if about["recipe"]["adversary"]:
@@ -136,11 +134,11 @@ def card(name: str, entries: list[Entry]) -> str:
 
 
 def _accuracy(clean: list[Entry]) -> str:
-    """100 minus the test error of Table 1, with the interval."""
+    """The accuracy from the test error of Table 1, with the interval."""
     (e, *_) = clean
-    error, ends = number(ours(clean).sort) or 0.0, e.result.interval
-    interval = f" ({100 - ends[1]:.2f} to {100 - ends[0]:.2f})" if ends else ""
-    return f"[{100 - error:.2f}%]({link(e)}){interval} on {e.result.device}"
+    error, ends = statistics.fmean(e.result.number for e in clean), e.result.interval
+    interval = f" ({100 * (1 - ends[1]):.2f} to {100 * (1 - ends[0]):.2f})" if ends else ""
+    return f"[{100 * (1 - error):.2f}%]({link(e)}){interval} on {e.result.device}"
 
 
 def _many(entries: list[Entry]) -> str:

@@ -37,7 +37,7 @@ GROUPS: list[tuple[str, str, dict[str, tuple[str, ...] | None]]] = [
     ("Judging", "How good, how robust, and whether to believe it.",
      {"mmlda.evaluation": ("accuracy", "Accuracy", "evaluate", "Evaluation"),
       "mmlda.evaluation.robustness": ("attack_images", "adversarial_images", "predictions", "describe_attack"),
-      "mmlda.evaluation.calibration": None, "mmlda.audit.verdict": None}),
+      "mmlda.evaluation.calibration": None, "mmlda.audit": None}),
     ("Results", "One file a number; the paper; the page.",
      {"mmlda.results": None, "mmlda.paper": None, "mmlda.paper.verification": None, "mmlda.report": None,
       "mmlda.paper.demo": None, "mmlda.evaluation.pictures": None, "mmlda.theory.pictures": None}),
@@ -49,9 +49,13 @@ def page() -> str:
     import mmlda
 
     front = {id(getattr(mmlda, name)): name for name in mmlda.__all__ if name != "__version__"}
-    parts = ["# Reference", "",
-             "Made from the docstrings by `python tools/make_reference.py`, in the order in which data",
-             "flows; [architecture.md](architecture.md) has the plan of the house. `make test` runs the examples.", ""]
+    parts = [
+        "# Reference",
+        "",
+        "Made from the docstrings by `python tools/make_reference.py`, in the order in which data",
+        "flows; [architecture.md](architecture.md) has the plan of the house. `make test` runs the examples.",
+        "",
+    ]
     parts += [f"- [{title}](#{anchor(title)}): {words}" for title, words, _ in GROUPS]
     parts += ["- [Command line](#command-line): every command and its options.", ""]
     for title, words, modules in GROUPS:
@@ -184,8 +188,13 @@ def commands() -> list[str]:
     """The command line: its commands with their help, example and options."""
     from mmlda.cli import app
 
-    parts = ["## Command line", "", "Exit codes: 0; 1 it failed; 2 bad input; 130 interrupted. A user's mistake is one",
-             "line, without a traceback. `mmlda --install-completion` sets up tab completion.", ""]
+    parts = [
+        "## Command line",
+        "",
+        "Exit codes: 0; 1 it failed; 2 bad input; 130 interrupted. A user's mistake is one",
+        "line, without a traceback. `mmlda --install-completion` sets up tab completion.",
+        "",
+    ]
     root = typer.main.get_command(app)
     for path, command in walk(root, ("mmlda",)):
         parts += [f"### `{' '.join(path)}`", "", (command.help or "").strip(), ""]

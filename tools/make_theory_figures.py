@@ -1,7 +1,7 @@
 """Draw the plots of docs/theory.md as SVG under docs/figures/: `python tools/make_theory_figures.py`.
 
-Every curve comes from the functions of `mmlda.theory` and `mmlda.theory.means`. Takes about a minute, most of it for the
-optimised means.
+Every curve comes from the functions of `mmlda.theory` and `mmlda.theory.means`. Takes about a
+minute, most of it for the optimised means.
 """
 
 import math

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable
+from typing import Any
 
 from from_results import MISSING, at, images, link, markdown, notes, value
 
 from mmlda.paper import numbers
-from mmlda.paper.biased import CONTROL, MODELS, paired
+from mmlda.paper.biased import CONTROL, MODELS
+from mmlda.paper.comparisons import difference, wilcoxon_test
 from mmlda.paper.hardened import HARDENED
-from mmlda.paper.setup import plain_rows
+from mmlda.paper.robust import FIELD_EPS
+from mmlda.paper.rows import ADAM, HAT, MMLDA, SAT, SR, SR_ADAM, Row, plain_rows
 from mmlda.paper.suspects import ATTACKS as SUSPECT_ATTACKS
-from mmlda.paper.suspects import VARIANTS
-from mmlda.paper.tables import FIELD_EPS, JSMA, difference
-from mmlda.report.entries import DATA, Entry, counted, fixed, grouped, number, of_kind, plain, size
-from mmlda.report.summary import PARTS
+from mmlda.paper.suspects import WORST, suspect_rows
+from mmlda.paper.tables import JSMA
+from mmlda.report.entries import DATA, Entry, fixed, grouped, number, of_kind, percent, plain, size
+from mmlda.report.summary import TITLES
 from mmlda.report.tables import STANDS_STILL, mean_number, ours
 
-PLAIN = ("SR", "MM-LDA")
-TUNED = ("SR + SAT", "SR + HAT")
+PLAIN = (SR, MMLDA)
+TUNED = (SAT, HAT)
 GRADIENT = ("FGSM", "BIM", "ILCM")
 TARGETS = ("untargeted", "random")
 WORST_EPS = (*FIELD_EPS, *numbers.EPS)
@@ -43,15 +46,24 @@ def below(entries: list[Entry], *kinds: str) -> str:
     return f"\n{text}" if text else ""
 
 
+def in_percent(share: float | None) -> float | None:
+    return None if share is None else percent(share)
+
+
+def of(group: Iterable[Entry], row: Row) -> list[Entry]:
+    """The entries about one network."""
+    return [e for e in group if row.has(e.result)]
+
+
 def table1(entries: list[Entry]) -> str:
     """Test errors."""
     rows = []
     for data in numbers.DATASETS:
-        for row in (*plain_rows(data), "SR (Adam)"):
-            group, paper = at(entries, "table1", data=data, model=row), numbers.TABLE1.get((data, row))
+        for row in (*plain_rows(data), SR_ADAM):
+            group, paper = at(entries, "table1", dataset=data, row=row), in_percent(numbers.TABLE1.get((data, row)))
             mean = ours(group).sort if group else None
             apart = fixed(mean - paper, 2, sign=True) if isinstance(mean, float) and paper is not None else "–"
-            rows.append([DATA[data], row, value(group), fixed(paper, 2), apart, images(group)])
+            rows.append([DATA[data], row.label(data), value(group), fixed(paper, 2), apart, images(group)])
     head = ("data", "network", "test error, %", "paper", "difference", "images")
     return markdown(head, rows) + below(entries, "table1")
 
@@ -59,14 +71,14 @@ def table1(entries: list[Entry]) -> str:
 def table2(entries: list[Entry]) -> str:
     """One table a data set, FGSM, BIM and ILCM; then JSMA, which the paper leaves open in two respects."""
 
-    def cell(data: str, row: str, kind: str, eps: float) -> str:
-        group = at(entries, "table2", data=data, model=row, attack=kind, eps=eps)
-        return f"{value(group)} / {fixed(numbers.table2(data, row, kind, eps))}"
+    def cell(data: str, row: Row, kind: str, eps: float) -> str:
+        group = at(entries, "table2", dataset=data, row=row, attack=kind, eps=eps)
+        return f"{value(group)} / {fixed(in_percent(numbers.table2(data, row, kind, eps)))}"
 
     text = ""
     for data in numbers.DATASETS:
-        n = many(e for e in at(entries, "table2", data=data) if e.at("attack") in GRADIENT)
-        rows = [[f"{eps:g}", row, *(cell(data, row, kind, eps) for kind in GRADIENT)]
+        n = many(e for e in at(entries, "table2", dataset=data) if e.result.attack in GRADIENT)
+        rows = [[f"{eps:g}", row.label(data), *(cell(data, row, kind, eps) for kind in GRADIENT)]
                 for eps in numbers.EPS for row in dict.fromkeys((*numbers.ROWS, *plain_rows(data)))]  # fmt: skip
         text += f"{DATA[data]}, accuracy in %, ours / paper{n}:\n\n"
         text += markdown(("eps", "network", *GRADIENT), rows) + "\n"
@@ -74,10 +86,10 @@ def table2(entries: list[Entry]) -> str:
     for data in numbers.DATASETS:
         for eps in numbers.EPS:
             for row in plain_rows(data):
-                found = [at(entries, "table2", data=data, model=row, attack="JSMA", eps=eps, surface=s, target=t)
+                found = [at(entries, "table2", dataset=data, row=row, attack="JSMA", eps=eps, surface=s, target=t)
                          for s, t in JSMA]  # fmt: skip
-                paper = fixed(numbers.table2(data, row, "JSMA", eps))
-                rows.append([DATA[data], f"{eps:g}", row, paper, *(value(group) for group in found)])
+                paper = fixed(in_percent(numbers.table2(data, row, "JSMA", eps)))
+                rows.append([DATA[data], f"{eps:g}", row.label(data), paper, *(value(group) for group in found)])
     head = ("data", "eps", "network", "paper", *(f"{surface}, {target}" for surface, target in JSMA))
     n = many(at(entries, "table2", attack="JSMA"))
     text += f"JSMA, accuracy in %, by what is differentiated and the target{n}:\n\n" + markdown(head, rows)
@@ -88,13 +100,12 @@ def _counted(entries: list[Entry]) -> str:
     """The cells that differ by more than a point if images count that are right under attack and were not before."""
     rows = []
     for e in at(entries, "table2"):
-        ours, plain = number(e.result.value), number(e.result.numbers.get("plain_accuracy"))
-        if ours is not None and plain is not None and 100 * plain - ours > 1:
-            clean = number(e.result.numbers.get("clean_accuracy"))
+        after, clean = (number(e.result.numbers.get(key)) for key in ("plain_accuracy", "clean_accuracy"))
+        if e.value is not None and after is not None and percent(after) - e.value > 1:
             assert clean is not None
-            what = " ".join(word for word in (e.at("attack"), f"{e.eps:g}", e.at("surface"), e.at("target")) if word)
-            rows.append([e.data, e.model, what, f"[{fixed(ours, 2)}]({link(e)})", fixed(100 * plain, 2),
-                         fixed(number(e.result.paper)), fixed(100 * clean, 2)])  # fmt: skip
+            what = " ".join(word for word in (e.attack, f"{e.eps:g}", e.at("surface"), e.target) if word)
+            shown = [f"[{fixed(e.value, 2)}]({link(e)})", fixed(percent(after), 2), fixed(e.paper)]
+            rows.append([e.data, e.model, what, *shown, fixed(percent(clean), 2)])
     if not rows:
         return ""
     head = ("data", "network", "attack", "right before and after", "right after", "paper", "clean")
@@ -109,10 +120,10 @@ def table3(entries: list[Entry]) -> str:
     for data in numbers.DATASETS:
         for row in plain_rows(data):
             for target in TARGETS:
-                group = at(entries, "table3", data=data, model=row, target=target)
+                group = at(entries, "table3", dataset=data, row=row, target=target)
                 more = [mean_number(group, name, digits, scale).text for name, digits, scale in extra]
                 paper = fixed(numbers.TABLE3[data, row], 2)
-                rows.append([DATA[data], row, target, value(group), paper, *more, images(group)])
+                rows.append([DATA[data], row.label(data), target, value(group), paper, *more, images(group)])
     head = ("data", "network", "target", "mean distortion", "paper", "median", "broken, %", "L∞ ≤ 0.04, %", "images")
     return markdown(head, rows) + below(entries, "table3")
 
@@ -121,13 +132,19 @@ def worst(entries: list[Entry]) -> str:
     """Every network at every perturbation; those trained on PGD at shares of their own."""
     text = ""
     for data in numbers.DATASETS:
-        here = at(entries, "worst", data=data)
+        here = at(entries, "worst", dataset=data)
         sizes = sorted({*WORST_EPS, *(e.eps for e in here if e.eps is not None)})
+        named = {row.label(data): of(here, row) for row in plain_rows(data)}
+        for row in TUNED:
+            for kind in GRADIENT:
+                named[f"{row.label(data)} ({kind})"] = at(here, "worst", row=row, tuned_on=(kind, None))
+        named |= {row.label(data): of(here, row) for row in HARDENED if of(here, row)}
+        everywhere = [*plain_rows(data), *TUNED]  # those trained on PGD are at shares of their own perturbation
         rows = []
-        robust = [row for row in HARDENED if at(here, "worst", model=row)]
-        for row in (*plain_rows(data), *(f"{row} ({kind})" for row in TUNED for kind in GRADIENT), *robust):
-            cells = [at(here, "worst", model=row, eps=eps) for eps in sizes]
-            rows.append([row, *(value(cell) if cell or row not in HARDENED else "–" for cell in cells)])
+        for words, group in named.items():
+            asked = not group or any(row.has(group[0].result) for row in everywhere)
+            cells = [at(group, "worst", eps=eps) for eps in sizes]
+            rows.append([words, *(value(cell) if cell or asked else "–" for cell in cells)])
         text += f"{DATA[data]}, accuracy in % at each eps{many(here)}:\n\n"
         text += markdown(("network", *map(size, sizes)), rows) + "\n"
     return text.removesuffix("\n") + below(entries, "worst")
@@ -135,18 +152,24 @@ def worst(entries: list[Entry]) -> str:
 
 def audits(entries: list[Entry]) -> str:
     """Verdicts, with the numbers they rest on."""
-    extra = ("standard_accuracy", "worst_accuracy", "zero_gradient", "tiny_gradient", "median_gap")
+    extra = {
+        "standard_accuracy": 100.0,
+        "worst_accuracy": 100.0,
+        "zero_gradient": 100.0,
+        "tiny_gradient": 100.0,
+        "median_gap": 1.0,
+    }
     rows = []
     for data in numbers.DATASETS:
-        named = [e.model for e in of_kind(entries, "audit") if e.at("data") == data]
-        for row in dict.fromkeys((*plain_rows(data), *named)):
-            group = at(entries, "audit", data=data, model=row)
+        here = [e for e in of_kind(entries, "audit") if e.result.dataset == data]
+        named = {row.label(data): [] for row in plain_rows(data)} | grouped(here, lambda e: e.model)
+        for words, group in named.items():
             for e in group:
-                more = [mean_number([e], name, 1).text for name in extra]
-                rows.append([DATA[data], row, size(e.eps), f"[{e.result.value}]({link(e)})", *more, images([e]),
-                             e.at("seed")])  # fmt: skip
+                more = [mean_number([e], name, 1, scale).text for name, scale in extra.items()]
+                verdict = f"[{e.result.value}]({link(e)})"
+                rows.append([DATA[data], words, size(e.eps), verdict, *more, images([e]), str(e.result.seed)])
             if not group:
-                rows.append([DATA[data], row, "–", MISSING, *["–"] * 7])
+                rows.append([DATA[data], words, "–", MISSING, *["–"] * 7])
     head = ("data", "network", "eps", "verdict", "standard attacks leave, %", "all attacks leave, %",
             "zero gradients, %", "tiny gradients, %", "median gap, nats", "images", "seed")  # fmt: skip
     return markdown(head, rows)
@@ -156,37 +179,41 @@ def figures(entries: list[Entry]) -> str:
     """The numbers behind Figures 2 to 5; the paper has 2, 3 and 5 for CIFAR-10 only."""
     made = []
     for data in numbers.DATASETS:
-        for kind, what, digits in (("fig2", "silhouette of the classes in the latent space", 3),
-                                   ("fig4", "C&W noises that look like their image, %", 2)):  # fmt: skip
-            group = at(entries, kind, data=data)
+        for kind, title, what, digits in (
+            ("fig2", "Fig. 2", "silhouette of the classes in the latent space", 3),
+            ("fig4", "Fig. 4", "C&W noises that look like their image, %", 2),
+        ):
+            group = at(entries, kind, dataset=data)
             if kind == "fig4" and any(map(one_sided, group)):
                 what = "C&W noises that draw their image again, %; such as take it away: not measured yet"
             if group or kind == "fig4" or data == "cifar10":
-                cells = [value([e for e in group if e.model == row], digits) for row in PLAIN]
-                if adam := [e for e in group if e.model == "MM-LDA (Adam)"]:
+                cells = [value(of(group, row), digits) for row in PLAIN]
+                if adam := of(group, ADAM):
                     cells[1] += f"; Adam: {value(adam, digits)}"
-                made.append([f"Fig. {kind[3]}", DATA[data], what, *cells, images(group)])
-        group = at(entries, "fig3", data=data)
+                made.append([title, DATA[data], what, *cells, images(group)])
+        group = at(entries, "fig3", dataset=data)
         if group or data == "cifar10":
-            said = [_mean([e for e in group if e.model == row]) for row in BIASED]
+            said = [_mean(of(group, row)) for row in BIASED]
             cells = [f"{said[0]}; by MM-LDA's recipe: {said[3]}", f"{said[1]}; true priors: {said[2]}"]
             cells = cells if group else [MISSING, MISSING]
             made.append(["Fig. 3", DATA[data], "accuracy on class-biased sets, %", *cells, images(group)])
-        group = sorted(at(entries, "fig5", data=data), key=lambda e: e.result.cell["log10_C"])
+        group = sorted(at(entries, "fig5", dataset=data), key=lambda e: e.result.cell["log10_C"])
         if group or data == "cifar10":
-            said = [f"[{plain(e.result.cell['log10_C'])}]({link(e)}): {fixed(number(e.result.value), 2)} ± "
-                    f"{fixed(number(e.result.numbers.get('std')), 2)}" for e in group]  # fmt: skip
+            said = [f"[{plain(e.result.cell['log10_C'])}]({link(e)}): {fixed(e.value, 2)} ± "
+                    f"{fixed(in_percent(number(e.result.numbers.get('std'))), 2)}" for e in group]  # fmt: skip
             cells = ["–", "; ".join(said) or MISSING]
             made.append(["Fig. 5", DATA[data], "validation error, %, by log10(C)", *cells, images(group)])
     text = markdown(("figure", "data", "number", "SR", "MM-LDA", "images"), sorted(made, key=lambda row: row[0]))
     for data in numbers.DATASETS:
-        biased = sorted(at(entries, "fig3", data=data), key=lambda e: counted(e.at("set")))
+        biased = sorted(at(entries, "fig3", dataset=data), key=_set_order)
         sets = grouped(biased, lambda e: e.at("set"))
-        rows = [[name, *(value([e for e in group if e.model == m]) for m in BIASED)] for name, group in sets.items()]
+        rows = [[name, *(value(of(group, row)) for row in BIASED)] for name, group in sets.items()]
         if rows:
-            text += f"\nFig. 3 set by set, {DATA[data]}, accuracy in %:\n\n" + markdown(("set", *BIASED), rows)
+            text += f"\nFig. 3 set by set, {DATA[data]}, accuracy in %:\n\n" + markdown(
+                ("set", *(row.label(data) for row in BIASED)), rows
+            )
             text += "\n" + "".join(_family(entries, data, family) for family in ("BP1", "BP2"))
-            for e in at(entries, "claim", data=data, claim="fig3-recipe"):
+            for e in at(entries, "claim", dataset=data, claim="fig3-recipe"):
                 text += f"\nThe two heads with one recipe: {e.result.what} ([{e.result.name}]({link(e)})).\n"
     return text + below(entries, "fig2", "fig3", "fig4", "fig5")
 
@@ -196,22 +223,26 @@ def one_sided(entry: Entry) -> bool:
     return entry.result.kind == "fig4" and "weakening" not in entry.result.numbers
 
 
+def _set_order(entry: Entry) -> tuple[str, int]:
+    return entry.at("family"), int(entry.result.cell["index"])
+
+
 def _family(entries: list[Entry], data: str, family: str) -> str:
     """MM-LDA beside SR on one kind of biased sets, and how often a set alone would decide."""
-    here = [e for e in at(entries, "fig3", data=data) if e.at("set").startswith(family) and e.model in PLAIN]
-    pairs = [{e.model: e.result for e in group} for group in grouped(here, lambda e: e.at("set")).values()]
-    pairs = [pair for pair in pairs if set(pair) == set(PLAIN)]
+    sets = grouped(at(entries, "fig3", dataset=data, family=family), lambda e: e.at("set"))
+    pairs = [([e.result for e in of(group, MMLDA)], [e.result for e in of(group, SR)]) for group in sets.values()]
+    pairs = [pair for pair in pairs if all(pair)]
     if not pairs:
         return ""
-    better, mean, p = paired([pair["MM-LDA"].value - pair["SR"].value for pair in pairs])
-    alone = [difference(list(pair.values()), "MM-LDA", "SR") for pair in pairs]
+    better, mean, p = wilcoxon_test([ours[0].number - base[0].number for ours, base in pairs])
+    alone = [difference(*pair) for pair in pairs]
     clear = f"{sum(low > 0 for low, _ in alone)} above and {sum(high < 0 for _, high in alone)} below"
-    words = f"- {family}: MM-LDA is above SR on {better} of {len(pairs)} sets, by {fixed(mean, 2, sign=True)} points "
-    return words + f"in the mean (p = {p:.2g}); by the interval of a set alone, {clear}.\n"
+    words = f"- {family}: MM-LDA is above SR on {better} of {len(pairs)} sets, by {fixed(percent(mean), 2, sign=True)} "
+    return words + f"points in the mean (p = {p:.2g}); by the interval of a set alone, {clear}.\n"
 
 
 def _mean(group: list[Entry]) -> str:
-    values = [v for v in (number(e.result.value) for e in group) if v is not None]
+    values = [e.value for e in group if e.value is not None]
     return f"{statistics.fmean(values):.2f} in the mean of {len(values)} sets" if values else MISSING
 
 
@@ -220,31 +251,37 @@ def suspects(entries: list[Entry]) -> str:
     text = ""
     cells = [(kind, eps) for kind in SUSPECT_ATTACKS for eps in numbers.EPS]
     for data in numbers.DATASETS:
-        group = at(entries, "suspect", data=data)
-        judged = [e for e in at(entries, "claim", data=data) if e.at("claim").split("-")[0] == "suspects"]
+        group = at(entries, "suspect", dataset=data)
+        judged = at(entries, "claim", dataset=data, claim="suspects")
         said = "; ".join(f"{e.result.what} ([{e.result.name}]({link(e)}))" for e in judged)
         text += f"{DATA[data]}: {said or MISSING}.\n\n"
-        words = {(m, v): word for e in judged for m, v, word in e.result.series.get("verdicts", [])}
+        words = {_suspect(item, item): item["verdict"] for e in judged for item in e.result.series.get("verdicts", [])}
         rows = []
         for (model, view), runs in grouped(group, lambda e: (e.model, e.at("view"))).items():
-            if view != "worst case":
+            if view != WORST:
                 six = [value(at(runs, "suspect", attack=kind, eps=eps), 1) for kind, eps in cells]
-                rows.append([model, view, *six, words.get((model, view), "–")])
+                first = runs[0].result
+                rows.append([model, view, *six, words.get(_suspect({"recipe": first.recipe}, first.cell), "–")])
         if rows:
             text += markdown(("network", "view", *(f"{k} {e:g}" for k, e in cells), "explains"), rows) + "\n"
-            left = [[model, *(value(at(group, "suspect", model=model, view="worst case", eps=eps), 1)
-                              for eps in numbers.EPS)] for model in VARIANTS]  # fmt: skip
-            if at(group, "suspect", view="worst case"):
+            left = [[row.label(data), *(value(at(group, "suspect", row=row, view=WORST, eps=eps), 1)
+                                        for eps in numbers.EPS)] for row in suspect_rows(data)]  # fmt: skip
+            if at(group, "suspect", view=WORST):
                 text += markdown(("network", *(f"worst case {e:g}" for e in numbers.EPS)), left) + "\n"
             text += notes(group) + "\n"
     return text.removesuffix("\n")
+
+
+def _suspect(network: dict[str, Any], cell: dict[str, Any]) -> tuple[Any, ...]:
+    """A network and a view of one dataset."""
+    return network["recipe"], cell.get("variant"), bool(cell.get("shipped")), cell["view"]
 
 
 def other(entries: list[Entry]) -> str:
     """What belongs to no table or figure of the paper."""
     rows = []
     for e in [e for e in entries if e.result.kind not in OWN]:
-        rows.append([e.data, e.model, f"[{e.result.what}]({link(e)})", ours([e], 3).text, e.result.unit, images([e])])
+        rows.append([e.data, e.model, f"[{e.result.what}]({link(e)})", ours([e], 3).text, e.unit, images([e])])
     return markdown(("data", "network", "what", "value", "unit", "images"), rows) if rows else "Nothing.\n"
 
 
@@ -252,11 +289,11 @@ def measured_on(entries: list[Entry]) -> str:
     """Devices, versions and seconds, part by part."""
 
     def key(e: Entry) -> tuple[str, ...]:
-        part, versions = PARTS.get(e.result.kind, e.result.kind.capitalize()), e.result.versions
+        part, versions = TITLES.get(e.result.kind, e.result.kind.capitalize()), e.result.versions
         data = e.data if e.result.kind != "theory" else "–"
         return part, data, e.result.device, versions.get("torch", ""), versions.get("python", ""), e.result.commit
 
-    order = list(PARTS.values())
+    order = list(TITLES.values())
     rows = []
     for (*place, commit), group in grouped(entries, key).items():
         seconds = [s for e in group if (s := number(e.result.seconds)) is not None]

@@ -121,7 +121,7 @@ def test_guarded_like_ours() -> None:
     with pytest.warns(UserWarning, match="train mode"):
         attack(model, x, y)
     assert model.training
-    with pytest.raises(ValueError, match="y has labels"):
+    with pytest.raises(ValueError, match="y must be classes 0 to"):
         attack(model.eval(), x, y + 20)
     worst = WorstCase(eps=0.25, attacks=(PGD(eps=0.25, steps=2), from_foolbox(foolbox.attacks.LinfPGD(), eps=0.25)))
     result = worst(model, x, y)

@@ -153,11 +153,18 @@ def test_more_searches_find_less() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("kappa", -1.0), ("target", "all"), ("steps", 0), ("search_steps", 0), ("rate", 0.0), ("initial_c", -1.0),
-     ("bounds", (1.0, 0.0))],
-)  # fmt: skip
+    [
+        ("kappa", -1.0),
+        ("target", "all"),
+        ("steps", 0),
+        ("search_steps", 0),
+        ("rate", 0.0),
+        ("initial_c", -1.0),
+        ("bounds", (1.0, 0.0)),
+    ],
+)
 def test_settings_are_checked(name: str, value: object) -> None:
-    with pytest.raises(ValueError, match=name):
+    with pytest.raises(ValueError, match=f"{name} must be"):
         CarliniWagner(**{name: value})  # type: ignore[arg-type]
 
 
@@ -241,7 +248,8 @@ def test_a_masked_class_and_a_constant_change_nothing(coarse: float, monkeypatch
         assert masked.success.all()
         assert masked.l2.mean() <= 1.01 * plain.l2.mean()
     every = dataclasses.replace(attack, target="every")(
-        lambda v: torch.cat([z := model(v), z[:, :1] * 0 - torch.inf], 1), x[:4], y[:4])  # fmt: skip
+        lambda v: torch.cat([z := model(v), z[:, :1] * 0 - torch.inf], 1), x[:4], y[:4]
+    )
     assert every.success.all() and every.l2.mean() <= 1.01 * plain.l2[:4].mean()
     shifted = attack(lambda v: model(v) + 1000.0, x, y)
     assert shifted.success.all() and shifted.l2.mean() <= 1.02 * plain.l2.mean()

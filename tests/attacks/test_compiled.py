@@ -31,17 +31,42 @@ def test_attacks_find_the_same(network):
         assert ours.success.any()
 
 
-def test_modules_that_choose_their_kernels_are_told():
-    """The copy's are, the model's are not; where there is nothing to choose, the same comes out."""
+class Choosy(nn.Linear):
+    """Records what `compiled` calls, and the state it finds."""
+
+    heard = ()
+
+    def for_attack_graph(self, captured):
+        self.heard = (*self.heard, (captured, self.weight.requires_grad))
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_modules_with_the_hook_are_called_once_on_the_copy(captured):
+    model = nn.Sequential(nn.Flatten(), Choosy(4, 3))
+    fast = compiled(model, backend="eager", captured=captured)
+    (choosy,) = [module for module in fast.modules() if isinstance(module, Choosy)]
+    assert choosy.heard == ((captured, False),) and model[1].heard == ()
+
+
+def test_convolutions_of_the_copy_alone_may_take_the_tf32_programs(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        mmlda.models.backbones,
+        "conv3x3",
+        lambda x, weight, stride, *, tf32: asked.append(tf32) or nn.functional.conv2d(x, weight, None, stride, 1),
+    )
     model = mmlda.Classifier(mmlda.models.resnet(8), mmlda.SoftmaxHead(num_classes=10, dim=64)).eval()
+    x = torch.rand(3, 3, 32, 32)
     for captured in (False, True):
         fast = compiled(model, backend="eager", captured=captured)
-        told = [module.in_cuda_graph for module in fast.modules() if hasattr(module, "in_cuda_graph")]
-        assert told == [captured] * 7
-    assert not any(getattr(module, "in_cuda_graph", False) for module in model.modules())
-    x = torch.rand(3, 3, 32, 32)
+        with torch.no_grad():
+            assert torch.allclose(fast(x), model(x), atol=1e-5)
+        assert asked == [True] * 7 * captured
+    asked.clear()
+    mmlda.models.fast_convolutions(model, True)  # as training does
     with torch.no_grad():
-        assert torch.allclose(fast(x), model(x), atol=1e-5)
+        model(x)
+    assert asked == [False] * 7
 
 
 def test_convolutions_that_somebody_has_changed():
@@ -95,7 +120,7 @@ except ValueError:
 
 
 def test_a_function_has_no_copy():
-    with pytest.raises(ValueError, match="model is a function: expected a torch"):
+    with pytest.raises(ValueError, match=r"model must be a torch\.nn\.Module"):
         compiled(lambda x: x)
 
 

@@ -273,9 +273,16 @@ def test_no_gradient_is_reported() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("eps", 0.0), ("eps", float("nan")), ("surface", "probabilities"), ("target", "every"), ("steps", 0),
-     ("max_share", 0.0), ("max_share", 1.5)],
-)  # fmt: skip
+    [
+        ("eps", 0.0),
+        ("eps", float("nan")),
+        ("surface", "probabilities"),
+        ("target", "every"),
+        ("steps", 0),
+        ("max_share", 0.0),
+        ("max_share", 1.5),
+    ],
+)
 def test_settings_are_checked(name: str, value: object) -> None:
-    with pytest.raises(ValueError, match=f"{name}={value!r}"):
+    with pytest.raises(ValueError, match=f"{name} must be .* got {value!r}"):
         JSMA(**{"eps": 1.0, name: value})  # type: ignore[arg-type]

@@ -7,11 +7,10 @@ import copy
 import numpy as np
 import pytest
 import torch
-from attack_models import images, network
-from test_attacks_gradient import linear_case
+from attack_models import images, linear_case, network
 from torch import Tensor, nn
 
-from mmlda.attacks import APGD, BIM, FAB, PGD, Square, WorstCase
+from mmlda.attacks import APGD, BIM, FAB, ILCM, PGD, Square, WorstCase
 from mmlda.attacks.fab import levelled, to_plane
 from mmlda.attacks.gradient import in_ball, limits, project
 from mmlda.attacks.square import bump, share, window
@@ -141,6 +140,7 @@ def test_apgd_beats_pgd_and_stops_where_it_wins() -> None:
     pgd, apgd = PGD(eps=0.2, steps=100)(model, x, y), APGD(eps=0.2)(model, x, y)
     assert apgd.success.sum() >= pgd.success.sum()
     assert (apgd.steps[~apgd.success] == 101).all() and apgd.steps[apgd.success].float().mean() < 60
+
     # A sample that holds ends at the best point it has seen: no worse than plain PGD's end.
     def loss(v: Tensor) -> Tensor:
         return nn.functional.cross_entropy(model(v), y, reduction="none")
@@ -213,24 +213,24 @@ def test_a_list_and_losses_of_ones_own() -> None:
     free = FAB()(model, x, y)
     assert free.success.all() and torch.equal(far.success, free.linf <= 0.05)
     assert 0 < far.success.float().mean() < 1 and far.linf.max() <= 0.05
-    with pytest.raises(ValueError, match="other bounds"):
+    with pytest.raises(ValueError, match=r"attacks must be attacks with bounds=\(0.0, 1.0\), got"):
         WorstCase(eps=0.1, attacks=[BIM(eps=0.1, bounds=(-1.0, 1.0))])
 
 
 def test_settings_that_cannot_be() -> None:
     for make, message in (
-        (lambda: APGD(eps=-1), "eps=-1"),
-        (lambda: APGD(eps=0.1, steps=0), "steps=0"),
-        (lambda: APGD(eps=0.1, targets=0), "targets=0"),
-        (lambda: APGD(eps=0.1, target="all"), "target='all'"),
-        (lambda: APGD(eps=0.1, loss="kl"), "loss='kl'"),
-        (lambda: Square(eps=0.1, queries=0), "queries=0"),
-        (lambda: Square(eps=0.1, p=0.0), "p=0.0"),
-        (lambda: Square(eps=0.1, norm="l0"), "norm='l0'"),
-        (lambda: FAB(norm="l1"), "norm='l1'"),
-        (lambda: FAB(eps=-0.1), "eps=-0.1"),
-        (lambda: FAB(steps=0), "steps=0"),
-        (lambda: WorstCase(eps=float("inf")), "eps=inf"),
+        (lambda: APGD(eps=-1), "eps must be .* got -1"),
+        (lambda: APGD(eps=0.1, steps=0), "steps must be .* got 0"),
+        (lambda: APGD(eps=0.1, targets=0), "targets must be .* got 0"),
+        (lambda: APGD(eps=0.1, target="all"), "target must be .* got 'all'"),
+        (lambda: APGD(eps=0.1, loss="kl"), "loss must be .* got 'kl'"),
+        (lambda: Square(eps=0.1, queries=0), "queries must be .* got 0"),
+        (lambda: Square(eps=0.1, p=0.0), "p must be .* got 0.0"),
+        (lambda: Square(eps=0.1, norm="l0"), "norm must be .* got 'l0'"),
+        (lambda: FAB(norm="l1"), "norm must be .* got 'l1'"),
+        (lambda: FAB(eps=-0.1), "eps must be .* got -0.1"),
+        (lambda: FAB(steps=0), "steps must be .* got 0"),
+        (lambda: WorstCase(eps=float("inf")), "eps must be .* got inf"),
     ):
         with pytest.raises(ValueError, match=message):
             make()
@@ -281,7 +281,7 @@ def test_an_infinite_slope_is_as_steep_as_the_steepest() -> None:
 
 
 def test_a_worst_case_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected one at least"):
+    with pytest.raises(ValueError, match="attacks must be a list of one attack or more"):
         WorstCase(eps=0.1, attacks=[])
 
 
@@ -322,3 +322,21 @@ def test_fab_within_eps_stops_at_the_same_point_in_any_batch(norm: str, eps: flo
     alone = FAB(eps=eps, norm=norm, steps=15, batch_size=1)(model, x, y)
     assert 0.05 < float(whole.success.double().mean()) and torch.equal(whole.success, alone.success)
     torch.testing.assert_close(whole.x_adv, alone.x_adv, rtol=0, atol=1e-9)
+
+
+def test_fab_within_a_radius_breaks_nothing_beyond_it() -> None:
+    model, (x, y) = network("sr"), images(60)
+    free, bound = FAB()(model, x, y), FAB(eps=0.03)(model, x, y)
+    assert free.success.all() and 0.05 < bound.success.float().mean() < 0.95
+    assert (bound.linf[bound.success] <= 0.03 * (1 + 1e-5) + 1e-6).all()
+    assert bound.linf[~bound.success].isinf().all() and torch.equal(bound.x_adv[~bound.success], x[~bound.success])
+    with torch.no_grad():
+        assert torch.equal(bound.prediction, model(bound.x_adv).argmax(1))
+
+
+def test_the_worst_case_counts_what_a_targeted_attack_breaks_on_its_way() -> None:
+    model, (x, y) = network("sr"), images(60)
+    alone = ILCM(eps=0.25)(model, x, y)
+    worst = WorstCase(eps=0.25, attacks=[ILCM(eps=0.25)])(model, x, y)
+    assert torch.equal(worst.success, worst.prediction != y)
+    assert torch.equal(worst.success, alone.prediction != y) and worst.success.sum() > alone.success.sum()

@@ -165,7 +165,10 @@ def test_fine_tuning_goes_by_the_head_of_the_network(tmp_path):
         ("evaluate mnist-sr --attack bim:much", "eps must be float, got 'much'"),
         ("evaluate mnist-sr --attack bim", "attack must be given eps"),
         ("evaluate mnist-sr --attack cw:0.1", "setting of cw must be one of"),
-        ("evaluate mnist-sr --temperature", "n must be from 1 to 359, as --temperature needs the other test images, got None"),
+        (
+            "evaluate mnist-sr --temperature",
+            "n must be from 1 to 359, as --temperature needs the other test images, got None",
+        ),
         ("audit nowhere --eps 0.1", "source must be the folder of a run"),
         ("audit mnist-sr --eps -1", "eps"),
         ("theory --classes 1", "L"),

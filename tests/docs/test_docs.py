@@ -234,8 +234,8 @@ def test_messages_shown_are_in_the_sources(page):
 
 def test_a_message_nobody_gives_is_noticed():
     strings = literals()
-    assert said_somewhere("eps = ...: expected a radius between 0 and 1, the range of the images", strings)
-    assert not said_somewhere("eps = ...: expected a happy number", strings)
+    assert said_somewhere("eps must be a radius between 0 and 1, the range of the images, got ...", strings)
+    assert not said_somewhere("eps must be a happy number, got ...", strings)
 
 
 # ---------------------------------------------------------------------------------------------------- the paper

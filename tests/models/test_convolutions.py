@@ -82,13 +82,14 @@ def test_triton_is_imported_late():
 
 
 @pytest.mark.skipif(not hasattr(torch.backends.cudnn, "conv"), reason="this torch has the older setting alone")
-@pytest.mark.parametrize("setting", ["cudnn.conv.fp32_precision", "fp32_precision", "cudnn.allow_tf32"])
+@pytest.mark.parametrize(
+    "setting", ["cudnn.conv.fp32_precision", "fp32_precision", "cudnn.allow_tf32", "cudnn.enabled"]
+)
 def test_both_ways_to_forbid_tf32_are_understood(setting):
     code = (
-        "import torch; from mmlda.models import convolutions as kernels; from mmlda.attacks import carlini\n"
-        "x = torch.zeros(1)\n"
-        "read = lambda: (kernels._aside(x), carlini._tf32_allowed()); before = read()\n"
-        f"torch.backends.{setting} = {False if 'allow' in setting else 'ieee'!r}\n"
+        "import torch; from mmlda.models import convolutions; from mmlda.attacks import carlini; x = torch.zeros(1)\n"
+        "read = lambda: (convolutions._aside(x), carlini._tf32_allowed()); before = read()\n"
+        f"torch.backends.{setting} = {'ieee' if 'precision' in setting else False!r}\n"
         "assert before == (False, True) and read() == (True, False), (before, read())"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

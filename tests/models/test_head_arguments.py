@@ -127,7 +127,7 @@ def test_bad_loss_names_and_reductions(build):
         build().loss(z, y, reduction="max")
 
 
-@pytest.mark.parametrize("name", ["soft", "joint"])
+@pytest.mark.parametrize("name", ["soft", "centre"])
 def test_softmax_head_has_no_means_for_the_other_losses(name):
     with pytest.raises(ValueError, match=f"name must be one of \\('ce',\\) for a SoftmaxHead, got '{name}'"):
         SoftmaxHead(num_classes=5, dim=8).loss(torch.zeros(3, 8), torch.zeros(3, dtype=torch.int64), name)

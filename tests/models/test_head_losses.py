@@ -23,19 +23,19 @@ def test_cross_entropy_is_equation_5(precision):
     torch.testing.assert_close(head.loss(z, y), expected.mean(), rtol=1e-6, atol=1e-7)
 
 
-def test_joint_is_the_negative_log_density_of_z_and_y():
-    """joint = ce - log P(z): what Appendix B.1 truncates is put back, constant included."""
+def test_centre_loss_is_the_negative_log_density_of_z_and_y():
+    """centre = ce - log P(z): what Appendix B.1 truncates is put back, constant included."""
     dist = MaxMahalanobisDistribution(
         num_classes=5, dim=8, C=torch.tensor(4.0, dtype=F64), priors=PRIORS, precision=2.0
     )
     head = make(C=4.0, priors=PRIORS, precision=2.0).double()
     z, y = dist.sample_labeled((30,), torch.Generator().manual_seed(0))
-    joint = head.loss(z, y, "joint", "none")
-    torch.testing.assert_close(joint, head.loss(z, y, "ce", "none") - dist.log_prob(z), rtol=1e-6, atol=1e-6)
+    centre = head.loss(z, y, "centre", "none")
+    torch.testing.assert_close(centre, head.loss(z, y, "ce", "none") - dist.log_prob(z), rtol=1e-6, atol=1e-6)
     for n in range(30):
         gaussian = torch.distributions.MultivariateNormal(dist.means[y[n]], torch.eye(8, dtype=F64) / 2)
         expected = -gaussian.log_prob(z[n]).item() - math.log(PRIORS[y[n]])
-        assert joint[n].item() == pytest.approx(expected, rel=1e-6)
+        assert centre[n].item() == pytest.approx(expected, rel=1e-6)
 
 
 def test_soft_target_by_a_plain_loop():
@@ -68,10 +68,10 @@ def test_soft_is_smallest_on_the_mean_and_becomes_ce_at_a_large_C():
     torch.testing.assert_close(wide.loss(z, y, "soft", "none"), wide.loss(z, y, "ce", "none"), rtol=1e-9, atol=1e-9)
 
 
-def test_joint_pulls_features_to_their_mean_and_cross_entropy_does_not():
+def test_centre_loss_pulls_features_to_their_mean_and_cross_entropy_does_not():
     head, y = make(C=9.0), torch.arange(5)
     ends = {}
-    for name in ("ce", "joint"):
+    for name in ("ce", "centre"):
         z = nn.Parameter(features(5, scale=1.0))
         optimizer = torch.optim.SGD([z], lr=0.3)
         for _ in range(300):
@@ -80,18 +80,18 @@ def test_joint_pulls_features_to_their_mean_and_cross_entropy_does_not():
             optimizer.step()
         ends[name] = (z - head.means).norm(dim=1)
         assert torch.equal(head.predict(z), y)
-    assert ends["joint"].max() < 1e-3
+    assert ends["centre"].max() < 1e-3
     assert ends["ce"].min() > 0.3
 
 
-def test_joint_gradient_does_not_vanish_where_cross_entropy_does():
+def test_centre_loss_gradient_does_not_vanish_where_cross_entropy_does():
     head = make()
     z = (head.means + 0.5).requires_grad_()
     y = torch.arange(5)
     head.loss(z, y, "ce", "sum").backward()
     assert (z.grad == 0).all()  # at C = 100 the float32 posterior is exactly 1
     z.grad = None
-    head.loss(z, y, "joint", "sum").backward()
+    head.loss(z, y, "centre", "sum").backward()
     torch.testing.assert_close(z.grad, torch.full((5, 8), 0.5), rtol=1e-4, atol=1e-4)
 
 

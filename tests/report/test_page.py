@@ -2,6 +2,7 @@
 
 import ast
 import base64
+import dataclasses
 import io
 import itertools
 import json
@@ -140,6 +141,10 @@ def test_the_verdict_comes_first_then_claims_then_key_numbers(page):
     assert any("semantic" in c and "✕ does not hold" in c and "○ not decided" in c for c in claims)
 
 
+def audit(name, dataset, **fields):
+    return Result(**{"name": name, "kind": "audit", "what": "", "dataset": dataset, "eps": 0.1, **fields})
+
+
 @pytest.mark.parametrize(
     ("verdicts", "words"),
     [
@@ -154,7 +159,7 @@ def test_the_verdict_comes_first_then_claims_then_key_numbers(page):
 )
 def test_the_headline_is_about_mm_lda_in_plain_words(verdicts, words):
     entries = [
-        Entry(k, Result(name="a", kind="audit", what="", cell={"data": d, "model": m, "eps": 0.1}, value=v), Path())
+        Entry(k, audit("a", d, value=v, **report_results.network(m, d)), Path())
         for k, ((d, m), v) in enumerate(verdicts.items())
     ]
     assert summary.headline(summary.verdicts(entries)).replace("\u2011", "-") == words
@@ -163,11 +168,11 @@ def test_the_headline_is_about_mm_lda_in_plain_words(verdicts, words):
 @pytest.mark.parametrize("tuned", [5, 7])
 def test_many_audits_are_told_of_networks_trained_as_usual_and_the_others_are_a_table(tuned, tmp_path):
     for k in range(3 + tuned):
-        model, usual = (f"SR + SAT ({k})", False) if k >= 3 else (f"SR {k}", True)
-        left = {"clean_accuracy": 90.0 + k, "standard_accuracy": 5.0, "worst_accuracy": 0.5}
-        Result(name=f"a{k}", kind="audit", what=f"Sentence {k}.", cell={"data": "mnist", "model": model, "eps": 0.1},
-               value="none", n=200, recipe={"adversary": None if usual else {"attack": "bim"}},
-               numbers=left).save(tmp_path)  # fmt: skip
+        made_for = {"attack": "bim", "eps": k / 100} if k >= 3 else None
+        fields = report_results.network("SR + SAT" if made_for else "SR", "mnist")
+        fields |= {"what": f"Sentence {k}.", "value": "none", "n": 200, "recipe_settings": {"adversary": made_for}}
+        left = {"clean_accuracy": 0.9 + k / 100, "standard_accuracy": 0.05, "worst_accuracy": 0.005}
+        audit(f"a{k}", "mnist", numbers=left, **fields).save(tmp_path)
     page = Tree(report.build(tmp_path, tmp_path / "report.html").read_text(encoding="utf-8"))
     cards = [said(li) for li in page.all("li", page.one("ul", class_="cards"))]
     if tuned == 5:  # eight in all
@@ -175,20 +180,23 @@ def test_many_audits_are_told_of_networks_trained_as_usual_and_the_others_are_a_
         return
     assert len(cards) == 3 and "Sentence 2." in cards[2]
     rows = [[said(c) for c in r["in"] if isinstance(c, dict)] for r in page.all("tr", page.one("table", id="audits"))]
-    assert ["MNIST", "SR + SAT (3)", "0.1", "none", "93.0", "5.0", "0.5"] in rows and len(rows) == 2 + 7
+    assert ["MNIST", "SR + SAT (BIM 0.03)", "0.1", "none", "93.0", "5.0", "0.5"] in rows and len(rows) == 2 + 7
     assert any("7 more" in said(p) for p in page.all("p"))
 
 
 def test_worst_cases_of_networks_without_a_row_in_table_2_have_a_table(tmp_path):
-    def save(kind, model, value, **cell):
-        name = f"{kind}-{model}".replace(" ", "").replace("(", "").replace(")", "")
-        Result(name=name, kind=kind, what="", cell={"data": "mnist", "model": model, "eps": 0.04, **cell}, value=value,
-               unit="%", n=100).save(tmp_path)  # fmt: skip
+    def save(kind, model, count, attack):
+        fields = report_results.network(model, "mnist") | {"dataset": "mnist", "attack": attack, "eps": 0.04}
+        if fields.get("fine_tuning"):
+            fields["recipe_settings"] = {"adversary": {"attack": "bim", "eps": 0.04}}
+        name = f"{kind}-{fields['recipe']}"
+        made = Result.counted(count, 100, name=name, kind=kind, what="", **fields)
+        dataclasses.replace(made, interval=None).save(tmp_path)
 
     for model in ("SR", "SR + SAT"):
-        save("table2", model, 50.0, attack="BIM")
-    save("worst", "SR", 10.0)
-    save("worst", "SR + SAT (BIM)", 20.0)
+        save("table2", model, 50, "BIM")
+    save("worst", "SR", 10, "WorstCase")
+    save("worst", "SR + SAT", 20, "WorstCase")
     page = Tree(report.build(tmp_path, tmp_path / "report.html").read_text(encoding="utf-8"))
 
     def rows(name):
@@ -216,19 +224,21 @@ def test_every_number_leads_to_its_provenance(built, page):
     for key in (
         "n",
         "seed",
-        "steps",
+        "train_steps",
+        "attack_steps",
         "seconds",
-        "recipe",
-        "attack",
+        "recipe_settings",
+        "attack_settings",
         "device",
         "versions",
         "commit",
         "data",
         "network",
+        "network_sha256",
         "note",
-        "paper",
     ):
         assert about[key] == getattr(truth, key), key
+    assert about["value"] == 100 * truth.value and about["paper"] == 100 * truth.paper and about["unit"] == "%"
     assert len(json.dumps(data)) < 1000 * len(named), "what results share is there once"
     buttons = [b for b in page.all("button", page.one("table", id="table2-1"), class_="num")]
     for b in buttons:  # a number's provenance is of that number
@@ -354,10 +364,10 @@ def test_the_scale_is_stated_where_the_results_say_so(page):
 
 
 def test_bad_folders_and_bad_results_are_refused_by_name(tmp_path):
-    with pytest.raises(ValueError, match="expected a folder"):
+    with pytest.raises(ValueError, match="must be a folder of results"):
         report.build(tmp_path / "none", tmp_path / "r.html")
     (tmp_path / "other.json").write_text('{"a": 1}')
-    with pytest.raises(ValueError, match="found none"):
+    with pytest.raises(ValueError, match="without any"):
         report.build(tmp_path, tmp_path / "r.html")
     common = {"what": "", "value": None}
     bad = {
@@ -366,16 +376,14 @@ def test_bad_folders_and_bad_results_are_refused_by_name(tmp_path):
         "audit": {"accuracies": [{"name": "no number"}]},
     }
     for kind, series in bad.items():
-        Result(name=f"bad-{kind}", kind=kind, cell={"data": "digits", "model": "SR"}, series=series, **common).save(
-            tmp_path
-        )
+        Result(name=f"bad-{kind}", kind=kind, dataset="digits", head="softmax", series=series, **common).save(tmp_path)
         with pytest.raises(ValueError, match=f"bad-{kind}.*cannot be drawn"):
             report.build(tmp_path, tmp_path / "r.html")
         (tmp_path / f"bad-{kind}.json").unlink()
     (tmp_path / "odd.json").write_text(
         json.dumps({"schema": 1, "name": "odd", "kind": "fig2", "what": "", "cell": [], "value": 1})
     )
-    with pytest.raises(ValueError, match=r"odd.json: cell is \[\]"):
+    with pytest.raises(ValueError, match=r"odd.json: cell must be names with values, got \[\]"):
         report.build(tmp_path, tmp_path / "r.html")
     assert not (tmp_path / "r.html").exists()
 
@@ -391,7 +399,7 @@ def test_images_that_were_altered_are_refused_and_missing_ones_left_out(tmp_path
     page = Tree(report.build(tmp_path, tmp_path / "r.html").read_text(encoding="utf-8"))
     assert not list(page.all("section", id="gallery")) and "MM-LDA: semantic noises 0.8%" in said(page.one("main"))
     odd = save({"x": np.zeros((2, 2, 8, 8), np.uint8), "x_adv": np.zeros((2, 2, 8, 8), np.float16)})
-    Result(name="odd", kind="fig4", what="", cell={"data": "digits"}, value=1.0).save(tmp_path, odd)
+    Result(name="odd", kind="fig4", what="", dataset="digits", value=1.0).save(tmp_path, odd)
     with pytest.raises(ValueError, match="odd: x is"):
         report.build(tmp_path, tmp_path / "r.html")
 

@@ -1,8 +1,10 @@
 """Results: whole or not at all, checked on reading, and readable by later code."""
 
+import dataclasses
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,17 +13,35 @@ from scipy.stats import binomtest
 from mmlda import results
 from mmlda.results import Result, difference_interval, load_all, wilson
 
-FULL = {"name": "table2-x", "kind": "table2", "what": "accuracy under BIM", "cell": {"data": "mnist", "eps": 0.04},
-        "value": 12.5, "unit": "%", "interval": (10.0, 15.0), "paper": 87.9, "n": 100, "seed": 0,
-        "numbers": {"zero_gradient": 0.0}, "series": {"x": [1, 2]}}  # fmt: skip
+FULL = {
+    "name": "table2-x",
+    "kind": "table2",
+    "what": "accuracy under BIM",
+    "value": 0.125,
+    "unit": "share",
+    "interval": (0.1, 0.15),
+    "paper": 0.879,
+    "n": 100,
+    "seed": 0,
+    "dataset": "mnist",
+    "attack": "BIM",
+    "eps": 0.04,
+    "numbers": {"zero_gradient": 0.0},
+    "series": {"x": [1, 2]},
+}
 
 
 def test_a_result_comes_back_as_it_was_with_its_outcomes(tmp_path):
     saved = Result(**FULL).save(tmp_path, b"some bytes")
     again = Result.load(tmp_path / "table2-x.json")
     assert again == saved and again.read_outcomes(tmp_path) == b"some bytes"
-    assert again.interval == (10.0, 15.0) and again.difference == 12.5 - 87.9
+    assert again.interval == (0.1, 0.15) and again.difference == 0.125 - 0.879
     assert load_all(tmp_path) == [saved]
+
+
+def test_a_share_is_made_from_counts_with_its_interval():
+    made = Result.counted(30, 40, name="x", kind="table2", what="")
+    assert (made.value, made.unit, made.interval, made.n) == (0.75, "share", wilson(30, 40), 40)
 
 
 def test_altered_missing_and_foreign_outcomes_are_refused(tmp_path):
@@ -35,27 +55,31 @@ def test_altered_missing_and_foreign_outcomes_are_refused(tmp_path):
     elsewhere = Result(**FULL, outcomes={"file": "../secret", "sha256": "0" * 64})
     with pytest.raises(ValueError, match="beside"):
         elsewhere.read_outcomes(tmp_path)
-    with pytest.raises(ValueError, match="expected a result with outcomes"):
+    with pytest.raises(ValueError, match="must be a result with outcomes"):
         Result(**FULL).read_outcomes(tmp_path)
 
 
-def test_old_files_still_load_and_newer_ones_are_refused(tmp_path):
-    path = tmp_path / "old.json"
-    old = {"schema": 1, "name": "old", "kind": "table1", "what": "test error", "cell": {}, "value": 0.4}
-    path.write_text(json.dumps({**old, "a_field_since_removed": 1}))
-    assert Result.load(path).value == 0.4
-    path.write_text(json.dumps({**old, "schema": results.SCHEMA + 1}))
-    with pytest.raises(ValueError, match="newer mmlda"):
-        Result.load(path)
-    path.write_text(json.dumps({"schema": 1, "name": "old", "kind": "table1"}))
-    with pytest.raises(ValueError, match="what is missing"):
+def test_newer_incomplete_and_damaged_files_are_refused(tmp_path):
+    path, full = tmp_path / "x.json", dataclasses.asdict(Result(**FULL))
+    for change, words in (
+        ({"schema": results.SCHEMA + 1}, "newer mmlda"),
+        ({"cell": []}, r"cell must be names with values, got \[\]"),
+        ({"numbers": 3}, "numbers must be names with values, got 3"),
+    ):
+        path.write_text(json.dumps({**full, **change}))
+        with pytest.raises(ValueError, match=words):
+            Result.load(path)
+    path.write_text(json.dumps({key: value for key, value in full.items() if key != "what"}))
+    with pytest.raises(ValueError, match="what must be in every result"):
         Result.load(path)
     path.write_text('{"schema": 1')
     with pytest.raises(ValueError, match="JSON"):
         Result.load(path)
+    path.write_text(json.dumps({**full, "a_field_of_tomorrow": 1}))
+    assert Result.load(path) == Result(**FULL)
 
 
-def test_load_all_leaves_other_json_files_alone_and_names_a_bad_folder(tmp_path):
+def test_load_all_skips_other_json_files_and_names_a_bad_folder(tmp_path):
     (tmp_path / "other.json").write_text('{"name": "x"}')
     (tmp_path / "broken.json").write_text("{")
     Result(**FULL).save(tmp_path / "below")
@@ -66,7 +90,7 @@ def test_load_all_leaves_other_json_files_alone_and_names_a_bad_folder(tmp_path)
 
 @pytest.mark.parametrize("change", [{"name": "../x"}, {"name": ".x"}, {"name": ""}, {"value": float("nan")}])
 def test_bad_values_are_refused(change):
-    with pytest.raises(ValueError, match=next(iter(change))):
+    with pytest.raises(ValueError, match=f"{next(iter(change))} must be"):
         Result(**{**FULL, **change})
 
 
@@ -85,12 +109,14 @@ def test_the_interval_of_a_difference_covers_as_often_as_it_says():
 
 @pytest.mark.parametrize("k, n", [(-1, 3), (4, 3), (0, 0)])
 def test_wilson_refuses_what_is_no_share(k, n):
-    with pytest.raises(ValueError, match="expected 0 <="):
+    with pytest.raises(ValueError, match="successes must be 0 to n"):
         wilson(k, n)
 
 
 def test_only_the_standard_library_is_needed():
-    code = ("import sys; sys.modules['torch'] = sys.modules['numpy'] = None\n"
-            "import types; p = types.ModuleType('mmlda'); p.__path__ = [sys.argv[1]]; sys.modules['mmlda'] = p\n"
-            "import mmlda.results")  # fmt: skip
-    subprocess.run([sys.executable, "-c", code, str(results.Path(results.__file__).parent)], check=True)
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['numpy'] = sys.modules['safetensors'] = None\n"
+        "import types; p = types.ModuleType('mmlda'); p.__path__ = [sys.argv[1]]; sys.modules['mmlda'] = p\n"
+        "import mmlda.results"
+    )
+    subprocess.run([sys.executable, "-c", code, str(Path(results.__file__).parents[1])], check=True)

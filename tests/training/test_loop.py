@@ -106,7 +106,7 @@ def test_both_heads_learn_digits(digits):
         assert mmlda.accuracy(model, digits[1]).accuracy > 0.95
 
 
-@pytest.mark.parametrize("loss", ["soft", "joint"])
+@pytest.mark.parametrize("loss", ["soft", "centre"])
 def test_the_heads_other_losses(digits, loss):
     """The joint objective pulls features to their means; cross-entropy alone need not."""
     recipe = dataclasses.replace(QUICK, loss=loss, steps=150, milestones=(), lr=1e-2)
@@ -116,7 +116,7 @@ def test_the_heads_other_losses(digits, loss):
     fit(model, digits[0], recipe, show=False)
     z = model.features(digits[0].pixels())
     after = (z - model.head.means[y]).square().sum(1).mean()
-    assert after < (0.5 if loss == "joint" else 1.0) * before
+    assert after < (0.5 if loss == "centre" else 1.0) * before
 
 
 def test_any_module_trains_and_other_losses_ask_for_features(digits):
@@ -124,8 +124,8 @@ def test_any_module_trains_and_other_losses_ask_for_features(digits):
     net = mmlda.swap_head(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)), num_classes=10)
     run = fit(net, digits[0], dataclasses.replace(QUICK, steps=120, lr=0.01, milestones=()), show=False)
     assert run.accuracy > 0.8
-    with pytest.raises(ValueError, match="loss = 'joint'"):
-        fit(net, digits[0], dataclasses.replace(QUICK, loss="joint"), show=False)
+    with pytest.raises(ValueError, match="loss = 'centre'"):
+        fit(net, digits[0], dataclasses.replace(QUICK, loss="centre"), show=False)
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_seed_others(digits):

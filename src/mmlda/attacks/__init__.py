@@ -4,14 +4,17 @@ A leaf: it knows a callable `model(x) -> logits`, the image range and nothing el
 """
 
 from mmlda.attacks.apgd import APGD
+from mmlda.attacks.base import Attack, frozen
 from mmlda.attacks.carlini import CarliniWagner
 from mmlda.attacks.fab import FAB
 from mmlda.attacks.gradient import BIM, FGSM, ILCM, PGD, ascend
 from mmlda.attacks.jsma import JSMA
+from mmlda.attacks.losses import kl_divergence, least_likely, score
+from mmlda.attacks.memory import keep_memory
 from mmlda.attacks.replay import compiled
 from mmlda.attacks.result import AttackResult, measure
 from mmlda.attacks.square import Square
-from mmlda.attacks.surface import Attack, Surface
+from mmlda.attacks.surface import Surface, input_gradient
 from mmlda.attacks.worst import WorstCase
 
 __all__ = [
@@ -30,5 +33,11 @@ __all__ = [
     "WorstCase",
     "ascend",
     "compiled",
+    "frozen",
+    "input_gradient",
+    "keep_memory",
+    "kl_divergence",
+    "least_likely",
     "measure",
+    "score",
 ]

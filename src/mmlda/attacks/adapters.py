@@ -15,9 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from mmlda.attacks.gradient import check_ball, tall
+from mmlda.attacks.base import Attack
+from mmlda.attacks.checks import check_ball, invalid
+from mmlda.attacks.gradient import tall
 from mmlda.attacks.result import AttackResult, measure
-from mmlda.attacks.surface import Attack, Model, Surface
+from mmlda.attacks.surface import Model, Surface
 
 __all__ = ["FoolboxAttack", "from_foolbox", "to_autoattack", "to_foolbox"]
 
@@ -116,9 +118,7 @@ class FoolboxAttack(Attack):
         if self.eps is not None:
             check_ball(self.eps, "linf")
 
-    def attack(
-        self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor
-    ) -> AttackResult:
+    def attack(self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor) -> AttackResult:
         import foolbox
 
         surface.count(x)  # the labels are checked against the first logits
@@ -133,23 +133,27 @@ class FoolboxAttack(Attack):
                 _, x_adv, _ = self.peer(model, x, criterion, epsilons=self.eps)
             except NotImplementedError:
                 name = type(self.peer).__name__
-                raise ValueError(f"eps={self.eps!r}: expected a number, as {name} has a fixed size") from None
+                raise invalid("eps", f"a number, since {name} has a fixed size", self.eps) from None
         # Some of foolbox's attacks divide by a gradient of 0 (NewtonFool on a network that is sure of itself): there it
         # has found nothing, and the model is not to be asked about NaN.
         found = ~x_adv.detach().isnan().flatten(1).any(1)  # [N]
         x_adv = torch.where(tall(found, x), x_adv.detach().clamp(*self.bounds), x)
         prediction = surface.logits(x_adv).argmax(1)
         success = prediction != y if target is None else prediction == target
+        clean = None
         if self.eps is None:  # then a failure goes back to the image
-            prediction = torch.where(success, prediction, surface.logits(x).argmax(1))
+            clean = surface.logits(x).argmax(1)
+            prediction = torch.where(success, prediction, clean)
         return measure(
             x,
             x_adv,
+            y=y,
             success=success,
             prediction=prediction,
             steps=torch.full_like(y, int(getattr(self.peer, "steps", 0))),
             bounds=self.bounds,
             minimum_norm=self.eps is None,
+            clean_prediction=clean,
             target=target,
         )
 

@@ -13,10 +13,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mmlda.attacks.gradient import check_ball, direction, limits, per_sample, project, random_start, tall
-from mmlda.attacks.losses import Loss, check_loss, other_classes
+from mmlda.attacks.base import Attack, survivors
+from mmlda.attacks.checks import check_ball, check_choice, check_count, warn_caller
+from mmlda.attacks.gradient import direction, limits, per_sample, project, random_start, tall
+from mmlda.attacks.losses import Loss, check_loss, choose_target, other_classes
 from mmlda.attacks.result import AttackResult, measure
-from mmlda.attacks.surface import Attack, Surface, check_count, survivors, tell
+from mmlda.attacks.surface import Surface
 
 __all__ = ["APGD"]
 
@@ -68,106 +70,57 @@ class APGD(Attack):
         super().__post_init__()
         check_ball(self.eps, self.norm)
         check_loss(self.loss)
-        if self.target not in (None, "least-likely", "random", "every"):
-            raise ValueError(f'target={self.target!r}: expected None, "least-likely", "random" or "every"')
+        check_choice("target", self.target, (None, "least-likely", "random", "every"))
         for name in ("steps", "restarts", "targets"):
             check_count(name, getattr(self, name))
 
-    def attack(
-        self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor
-    ) -> AttackResult:
-        goal, turns = target, [target]
-        if target is None and self.target == "every":
-            turns = list(other_classes(surface.replayed_logits(x), y).unbind(1)[: self.targets])
-        elif target is None and self.target is not None:
-            goal = self.target_for(self.target, surface, x, y, index)
-            turns = [goal]
+    def attack(self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor) -> AttackResult:
+        goal, turns, clean = target, [target], None
+        if target is None and self.target is not None:
+            z = surface.replayed_logits(x) if self.target == "every" else surface.logits(x)
+            clean = z.argmax(1)
+            if self.target == "every":
+                turns = list(other_classes(z, y).unbind(1)[: self.targets])
+            else:
+                goal = choose_target(self.target, z, y, self.noise(index))
+                turns = [goal]
         loss = self._loss(surface, x, aimed=turns[0] is not None)
         end: _Run | None = None
         for number, to in enumerate(t for t in turns for _ in range(self.restarts)):
+            batch = _Batch(x, y, to, goal, index)
             if end is None:
-                end = self._run(surface, loss, x, y, to, goal, index, number)
+                end = self._run(surface, loss, batch, number)
                 continue
             who = survivors(~end.success)
             if len(who) == 0:
                 break
-            to, aim = (None if t is None else t[who] for t in (to, goal))
-            run = self._run(surface, loss, x[who], y[who], to, aim, index[who], number)
-            fresh = ~end.success[who]
-            end.steps.index_add_(0, who, run.steps * fresh)
-            won = fresh & run.success
-            for mine, its in ((end.x_adv, run.x_adv), (end.label, run.label), (end.success, run.success)):
-                mine.index_copy_(0, who[won], its[won])
+            end.improve(who, self._run(surface, loss, batch.take(who), number))
         assert end is not None
         return measure(
             x,
             end.x_adv,
+            y=y,
             success=end.success,
             prediction=end.label,
             steps=end.steps,
             bounds=self.bounds,
+            clean_prediction=clean,
             zero_at_start=end.zero,
             target=goal,
         )
 
-    def _run(
-        self,
-        surface: Surface,
-        loss: Loss,
-        x: Tensor,
-        y: Tensor,
-        to: Tensor | None,
-        goal: Tensor | None,
-        index: Tensor,
-        number: int,
-    ) -> _Run:
-        """One run for each sample, towards `to` if there is one; done at `goal`, or at any class but y."""
-        norm, bounds, aimed, sought = self.norm, self.bounds, to is not None, goal is not None
-        key = (self, loss, aimed, sought)
-
-        def look(v: Tensor, y: Tensor, to: Tensor, goal: Tensor) -> tuple[Tensor, ...]:
-            """The loss, infinite where the attack has won; its gradient; the label."""
-            f, z, g = surface.gradient(loss, v, y, to if aimed else None)
-            label = (surface.logits(v) if z is None else z).argmax(1)
-            won = label == goal if sought else label != y
-            return torch.where(won, torch.inf, f), g, label
-
-        def step(*tensors: Tensor) -> _State:
-            """x_{k+1} = P(x_k + a (P(x_k + eta d(g)) - x_k) + (1 - a) (x_k - x_{k-1})), and its worth."""
-            x_adv, x_last, g, f, x_best, f_best, g_best, label, ups, spent = tensors[: len(_State._fields)]
-            eta, a, y, to, goal, *limit = tensors[len(_State._fields) :]
-            fixed = tuple(limit), self.eps, norm, bounds
-            v = project(x_adv + per_sample(eta, x_adv) * direction(g, norm), *fixed)
-            x_new = project(x_adv + a * (v - x_adv) + (1 - a) * (x_adv - x_last), *fixed)
-            f_new, g_new, label_new = look(x_new, y, to, goal)
-            open_ = f_best < torch.inf
-            better = f_new > f_best
-            wide = tall(better, x_adv)
-            return _State(
-                x_new,
-                x_adv,
-                g_new,
-                f_new,
-                torch.where(wide, x_new, x_best),
-                torch.where(better, f_new, f_best),
-                torch.where(wide, g_new, g_best),
-                torch.where(better, label_new, label),
-                ups + (f_new > f),
-                spent + open_,
-            )
-
-        labels = (y, y if to is None else to, y if goal is None else goal)
-        start = random_start(x, self.eps, norm, bounds, self.noise(index), number)
-        f, g, label = (t.clone() for t in surface.step((*key, "look"), look, start, *labels))
-        zero = (g == 0).flatten(1).all(1)
-        none, one = torch.zeros_like(y), torch.ones_like(y)
-        end = _Run(start.clone(), f == torch.inf, label.clone(), one.clone(), zero)
-
-        # What a sample carries along: `state` changes at every step, the rest at checkpoints or not at all.
-        state = _State(start, start, g, f, start, f, g, label, none, one)
-        fixed = (*labels, *limits(x, self.eps, norm, bounds))
-        eta, f_mark = torch.full_like(f, 2 * self.eps), f
-        halved, who = torch.zeros_like(zero), torch.arange(len(y), device=y.device)
+    def _run(self, surface: Surface, loss: Loss, batch: _Batch, number: int) -> _Run:
+        """One run for each sample of `batch`, from a random point."""
+        x, y = batch.x, batch.y
+        step = _Step(self, surface, loss, aimed=batch.to is not None, sought=batch.goal is not None)
+        start = random_start(x, self.eps, self.norm, self.bounds, self.noise(batch.ids), number)
+        labels = batch.labels()
+        f, g, label = (t.clone() for t in surface.step((*step.key, "look"), step.look, start, *labels))
+        one, who = torch.ones_like(y), torch.arange(len(y), device=y.device)
+        state = _State(start, start, g, f, start, f, g, label, torch.zeros_like(y), one)
+        end = _Run(start.clone(), f == torch.inf, label.clone(), one.clone(), zero=(g == 0).flatten(1).all(1))
+        pace = _Pace(torch.full_like(f, 2 * self.eps), f, torch.zeros_like(end.zero))
+        fixed: tuple[Tensor, ...] = (*labels, *limits(x, self.eps, self.norm, self.bounds))
         first, later = (torch.tensor(a, dtype=x.dtype, device=x.device) for a in (1.0, _MOMENTUM))
         marks = checkpoints(self.steps)
         for k in range(self.steps):
@@ -177,20 +130,12 @@ class APGD(Attack):
                 if len(alive) == 0:
                     break
                 if len(alive) < len(who):
-                    state, fixed = _State(*(t[alive] for t in state)), tuple(t[alive] for t in fixed)
-                    eta, f_mark, halved, who = (t[alive] for t in (eta, f_mark, halved, who))
-            state = _State(*surface.step((*key, "step"), step, *state, eta, later if k else first, *fixed))
+                    state, pace = (part._make(t[alive] for t in part) for part in (state, pace))  # type: ignore
+                    fixed, who = tuple(t[alive] for t in fixed), who[alive]
+            state = _State(*surface.step((*step.key, "step"), step, *state, pace.eta, later if k else first, *fixed))
             if k + 1 in marks:
                 since = k + 1 - max((m for m in marks if m <= k), default=0)
-                stuck = (state.ups < _ENOUGH * since) | (~halved & (state.f_best <= f_mark))
-                eta, f_mark, halved = torch.where(stuck, eta / 2, eta), state.f_best.clone(), stuck
-                back = tall(stuck, x)
-                state = state._replace(
-                    x_adv=torch.where(back, state.x_best, state.x_adv),
-                    g=torch.where(back, state.g_best, state.g),
-                    f=torch.where(stuck, state.f_best, state.f),
-                    ups=torch.zeros_like(state.ups),
-                )
+                state, pace = _adapt(state, pace, since)
         end.record(who, state)
         return end
 
@@ -203,25 +148,103 @@ class APGD(Attack):
     def _loss(self, surface: Surface, x: Tensor, aimed: bool) -> Loss:
         L = surface.count(x)
         if self.loss == "dlr" and L < (4 if aimed else 3):
-            tell(f'"dlr"{" with a target" if aimed else ""} is undefined with {L} classes: APGD uses "margin" instead')
+            case = "with a target " if aimed else ""
+            warn_caller(f'"dlr" {case}is undefined with {L} classes: APGD uses "margin" instead')
             return "margin"
         return self.loss
 
 
-class _State(NamedTuple):
-    """Of each sample: x_k, x_{k-1}, gradient and loss at x_k, the best point with its loss, gradient and label,
-    how often the loss has risen since the last checkpoint, and the steps spent."""
+class _Batch(NamedTuple):
+    """The samples of a run; `to` is the target to climb towards, `goal` the class that ends the run, None for any."""
 
-    x_adv: Tensor
-    x_last: Tensor
-    g: Tensor
-    f: Tensor
+    x: Tensor
+    y: Tensor
+    to: Tensor | None
+    goal: Tensor | None
+    ids: Tensor  # of the samples, for random choices
+
+    def take(self, who: Tensor) -> _Batch:
+        return _Batch(*(None if t is None else t[who] for t in self))  # type: ignore[arg-type]
+
+    def labels(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(y, to, goal) as tensors: y stands in for what there is none of."""
+        return self.y, self.y if self.to is None else self.to, self.y if self.goal is None else self.goal
+
+
+class _State(NamedTuple):
+    """What changes at every step, per sample."""
+
+    x_adv: Tensor  # x_k
+    x_last: Tensor  # x_{k-1}
+    g: Tensor  # the gradient at x_k
+    f: Tensor  # the loss at x_k
     x_best: Tensor
     f_best: Tensor  # infinite once the sample is broken, so that nothing replaces that point
     g_best: Tensor
-    label: Tensor
-    ups: Tensor
-    spent: Tensor
+    label: Tensor  # the model's class at x_best
+    ups: Tensor  # how often the loss has risen since the last checkpoint
+    spent: Tensor  # steps
+
+
+class _Pace(NamedTuple):
+    """What changes at checkpoints, per sample."""
+
+    eta: Tensor  # the step size
+    f_best: Tensor  # at the last checkpoint
+    halved: Tensor  # bool: at the last checkpoint
+
+
+class _Step:
+    """One step as a function of tensors, for `Surface.step`."""
+
+    def __init__(self, attack: APGD, surface: Surface, loss: Loss, *, aimed: bool, sought: bool) -> None:
+        self.attack, self.surface, self.loss, self.aimed, self.sought = attack, surface, loss, aimed, sought
+        self.key = (attack, loss, aimed, sought)
+
+    def look(self, v: Tensor, y: Tensor, to: Tensor, goal: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss at `v`, infinite where the attack has won; its gradient; the label."""
+        f, z, g = self.surface.gradient(self.loss, v, y, to if self.aimed else None)
+        label = (self.surface.logits(v) if z is None else z).argmax(1)
+        won = label == goal if self.sought else label != y
+        return torch.where(won, torch.inf, f), g, label
+
+    def __call__(self, *tensors: Tensor) -> _State:
+        """x_{k+1} = P(x_k + a (P(x_k + eta d(g)) - x_k) + (1 - a) (x_k - x_{k-1})), and its worth."""
+        old = _State(*tensors[: len(_State._fields)])
+        eta, a, y, to, goal, *limit = tensors[len(_State._fields) :]
+        norm, x_adv = self.attack.norm, old.x_adv
+        fixed = tuple(limit), self.attack.eps, norm, self.attack.bounds
+        v = project(x_adv + per_sample(eta, x_adv) * direction(old.g, norm), *fixed)
+        x_new = project(x_adv + a * (v - x_adv) + (1 - a) * (x_adv - old.x_last), *fixed)
+        f_new, g_new, label_new = self.look(x_new, y, to, goal)
+        better = f_new > old.f_best
+        wide = tall(better, x_adv)
+        return _State(
+            x_adv=x_new,
+            x_last=x_adv,
+            g=g_new,
+            f=f_new,
+            x_best=torch.where(wide, x_new, old.x_best),
+            f_best=torch.where(better, f_new, old.f_best),
+            g_best=torch.where(wide, g_new, old.g_best),
+            label=torch.where(better, label_new, old.label),
+            ups=old.ups + (f_new > old.f),
+            spent=old.spent + (old.f_best < torch.inf),
+        )
+
+
+def _adapt(state: _State, pace: _Pace, since: int) -> tuple[_State, _Pace]:
+    """At a checkpoint, `since` steps after the last: halve the step where it is too long, and go back to the best."""
+    stuck = (state.ups < _ENOUGH * since) | (~pace.halved & (state.f_best <= pace.f_best))
+    back = tall(stuck, state.x_adv)
+    pace = _Pace(torch.where(stuck, pace.eta / 2, pace.eta), state.f_best.clone(), stuck)
+    state = state._replace(
+        x_adv=torch.where(back, state.x_best, state.x_adv),
+        g=torch.where(back, state.g_best, state.g),
+        f=torch.where(stuck, state.f_best, state.f),
+        ups=torch.zeros_like(state.ups),
+    )
+    return state, pace
 
 
 @dataclass
@@ -232,7 +255,7 @@ class _Run:
     success: Tensor
     label: Tensor
     steps: Tensor
-    zero: Tensor
+    zero: Tensor  # whether the first gradient was exactly 0
 
     def record(self, who: Tensor, state: _State) -> None:
         """The standing of the samples `who`: their best points so far."""
@@ -240,3 +263,11 @@ class _Run:
         self.success.index_copy_(0, who, state.f_best == torch.inf)
         self.label.index_copy_(0, who, state.label)
         self.steps.index_copy_(0, who, state.spent)
+
+    def improve(self, who: Tensor, again: _Run) -> None:
+        """Take over what another run of the samples `who` has broken; a broken sample stays as it is."""
+        fresh = ~self.success[who]
+        self.steps.index_add_(0, who, again.steps * fresh)
+        won = fresh & again.success
+        for mine, its in ((self.x_adv, again.x_adv), (self.label, again.label), (self.success, again.success)):
+            mine.index_copy_(0, who[won], its[won])

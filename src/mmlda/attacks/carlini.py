@@ -25,16 +25,18 @@ Four things differ from the original, each because it finds smaller distortions 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from mmlda.attacks.base import Attack
+from mmlda.attacks.checks import check_choice, check_count, check_number
 from mmlda.attacks.gradient import tall
-from mmlda.attacks.losses import margin, other_classes
+from mmlda.attacks.losses import choose_target, margin, other_classes
 from mmlda.attacks.result import AttackResult, measure
-from mmlda.attacks.surface import Attack, Surface, check_count, check_number
+from mmlda.attacks.surface import Surface
 
 __all__ = ["CarliniWagner"]
 
@@ -81,12 +83,54 @@ class _Rows:
     def take(self, which: Tensor) -> _Rows:
         return _Rows(**{name: column[which] for name, column in self.columns().items()})
 
+    def moving(self) -> _Moving:
+        return _Moving(*(getattr(self, name) for name in _Moving._fields))
+
+    def update(self, moving: _Moving) -> None:
+        for name, column in zip(_Moving._fields, moving):
+            setattr(self, name, column)
+
     def put(self, at: Tensor, rows: _Rows) -> None:
         for name, column in rows.columns().items():
             getattr(self, name)[at] = column
 
 
-_MOVING = ("w", "m", "v", "best", "best_sq", "crossed", "total", "low", "t")  # what an iteration changes
+class _Moving(NamedTuple):
+    """The columns of `_Rows` that an iteration changes."""
+
+    w: Tensor
+    m: Tensor
+    v: Tensor
+    best: Tensor
+    best_sq: Tensor
+    crossed: Tensor
+    total: Tensor
+    low: Tensor
+    t: Tensor
+
+
+class _Held(NamedTuple):
+    """The columns of `_Rows` that an iteration reads besides."""
+
+    c: Tensor
+    rate: Tensor
+    x: Tensor
+    label: Tensor
+
+
+class _Found(NamedTuple):
+    """What the searches have found so far, per sample; written in place."""
+
+    best: Tensor  # [N, ...] the nearest point across the boundary
+    best_sq: Tensor  # its squared distance in units of the width, inf for none
+    spent: Tensor  # int64: iterations
+
+    def record(self, rows: _Rows) -> None:
+        """Write what finished `rows` have found; several may be of one sample."""
+        self.spent.index_add_(0, rows.who, rows.spent)
+        self.best_sq.scatter_reduce_(0, rows.who, rows.best_sq, "amin")
+        won = (rows.best_sq == self.best_sq[rows.who]) & (rows.best_sq < torch.inf)
+        self.best[rows.who[won]] = rows.best[won]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,27 +169,24 @@ class CarliniWagner(Attack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.target not in (None, "least-likely", "random", "every"):
-            raise ValueError(f'target={self.target!r}: expected None, "least-likely", "random" or "every"')
+        check_choice("target", self.target, (None, "least-likely", "random", "every"))
         for name in ("search_steps", "steps"):
             check_count(name, getattr(self, name))
         for name in ("rate", "initial_c"):
-            check_number(name, getattr(self, name), "a positive number", lambda v: v > 0)
-        check_number("kappa", self.kappa, "a number, 0 or more", lambda v: v >= 0)
+            check_number(name, getattr(self, name), "a finite number > 0", lambda v: v > 0)
+        check_number("kappa", self.kappa, "a finite number >= 0", lambda v: v >= 0)
 
-    def attack(
-        self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor
-    ) -> AttackResult:
-        if target is None and self.target not in (None, "every"):
-            target = self.target_for(self.target, surface, x, y, index)
+    def attack(self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor) -> AttackResult:
+        if target is None and self.target is not None and self.target != "every":
+            target = choose_target(self.target, surface.logits(x), y, self.noise(index))
         aimed = target is not None
         label = y if target is None else target
         _, z, g = surface.gradient("margin", x, y, target)
         assert z is not None
-        zero = (g == 0).flatten(1).all(1)
-        best, spent = x.clone(), torch.zeros_like(y)
+        zero, clean = (g == 0).flatten(1).all(1), z.argmax(1)
         best_sq = torch.full(y.shape, torch.inf, dtype=_wide(x), device=x.device)
         best_sq.masked_fill_(self._there(z, label, aimed), 0.0)
+        found = _Found(x.clone(), best_sq, torch.zeros_like(y))
 
         todo = best_sq.nonzero()[:, 0]  # int64 [M]: the samples to search, once for each class to go to
         goals = label[todo]
@@ -153,50 +194,40 @@ class CarliniWagner(Attack):
             goals = other_classes(z, y)[todo].T.flatten()
             todo = todo.repeat(z.shape[1] - 1)
             aimed = True
-        self._search(surface, x, todo, goals, aimed, best, best_sq, spent)
+        self._search(surface, x, todo, goals, aimed, found)
 
-        best, prediction = self._last_look(surface, x, best, label, target is not None, best_sq)
+        best, prediction = self._last_look(surface, x, label, target is not None, found)
         success = (prediction != y if target is None else prediction == target) & (best_sq < torch.inf)
         return measure(
             x,
             best,
+            y=y,
             success=success,
-            prediction=torch.where(success, prediction, z.argmax(1)),  # a failure goes back to the image
-            steps=spent,
+            prediction=torch.where(success, prediction, clean),  # a failure goes back to the image
+            steps=found.spent,
             bounds=self.bounds,
             minimum_norm=True,
+            clean_prediction=clean,
             zero_at_start=zero,
             target=target,
         )
 
-    def _search(
-        self,
-        surface: Surface,
-        x: Tensor,
-        todo: Tensor,
-        goals: Tensor,
-        aimed: bool,
-        best: Tensor,
-        best_sq: Tensor,
-        spent: Tensor,
-    ) -> None:
-        """Search for each of `todo` towards (or away from) its `goals`; write to best, best_sq and spent."""
+    def _search(self, surface: Surface, x: Tensor, todo: Tensor, goals: Tensor, aimed: bool, found: _Found) -> None:
+        """Search for each of `todo` towards (or away from) its `goals`; write to `found`."""
         size, K = min(len(todo), len(x)), min(max(10, self.steps // 100), 50)
-        step = self._step(surface, aimed)
+        step = _Step(self, surface, aimed)
         rows, next_ = self._open(x, todo[:size], goals[:size]), size
         while len(rows.who):
+            held = _Held(rows.c, rows.rate, rows.x, rows.label)
             for _ in range(K):
-                fixed = rows.c, rows.rate, rows.x, rows.label
-                out = surface.step((self, aimed), step, *(getattr(rows, name) for name in _MOVING), *fixed)
-                for name, value in zip(_MOVING, out):
-                    setattr(rows, name, value)
+                rows.update(_Moving(*surface.step((self, aimed), step, *rows.moving(), *held)))
             # The searches that end leave their mark; nothing is drawn from rows that are done already.
             under_way = rows.search < self.search_steps
             self._settle(rows, K)
             left = (under_way & (rows.search >= self.search_steps)).nonzero()[:, 0]  # waits for the device
             if len(left) == 0:
                 continue
-            self._record(rows.take(left), best, best_sq, spent)
+            found.record(rows.take(left))
             fresh = slice(next_, next_ + len(left))
             if len(todo[fresh]):
                 rows.put(left[: len(todo[fresh])], self._open(x, todo[fresh], goals[fresh]))
@@ -211,11 +242,27 @@ class CarliniWagner(Attack):
         real = torch.zeros(len(x), dtype=w.dtype, device=x.device)
         whole = torch.zeros_like(who)
         return _Rows(
-            who=who, label=label, x=x, w=w, m=torch.zeros_like(w), v=torch.zeros_like(w), best=x.clone(),
-            best_sq=real + torch.inf, c=real + self.initial_c, lower=real.clone(), upper=real + torch.inf,
-            crossed=whole > 0, total=real.clone(), low=real + torch.inf, anchor=real + torch.inf, since=whole.clone(),
-            rate=real + self.rate, t=whole.clone(), search=whole.clone(), spent=whole.clone(),
-        )  # fmt: skip
+            who=who,
+            label=label,
+            x=x,
+            w=w,
+            m=torch.zeros_like(w),
+            v=torch.zeros_like(w),
+            best=x.clone(),
+            best_sq=real + torch.inf,
+            c=real + self.initial_c,
+            lower=real.clone(),
+            upper=real + torch.inf,
+            crossed=whole > 0,
+            total=real.clone(),
+            low=real + torch.inf,
+            anchor=real + torch.inf,
+            since=whole.clone(),
+            rate=real + self.rate,
+            t=whole.clone(),
+            search=whole.clone(),
+            spent=whole.clone(),
+        )
 
     def _start(self, x: Tensor) -> Tensor:
         """w with mid + half tanh(w) = x, but for pixels at the ends of the range."""
@@ -232,17 +279,18 @@ class CarliniWagner(Attack):
         return (gap > rounding) & (gap >= self.kappa)
 
     def _last_look(
-        self, surface: Surface, x: Tensor, best: Tensor, label: Tensor, aimed: bool, best_sq: Tensor
+        self, surface: Surface, x: Tensor, label: Tensor, aimed: bool, found: _Found
     ) -> tuple[Tensor, Tensor]:
         """The best points and their labels, all in one batch of the images' size.
 
         A point was found in a batch of another size, and with other kernels, whose rounding differs. One that this
         batch does not see across goes on along its line from the image until it is, in small steps.
         """
-        found, share = (best_sq > 0) & (best_sq < torch.inf), _FURTHER
+        best, share = found.best, _FURTHER
+        moved = (found.best_sq > 0) & (found.best_sq < torch.inf)
         z = surface.replayed_logits(best)
         for _ in range(8):  # by three fifths of the distance at the most
-            short = found & ~self._across(_gap(z, label, aimed), _rounding(z, x, surface))
+            short = moved & ~self._across(_gap(z, label, aimed), _rounding(z, x, surface))
             if not bool(short.any()):
                 break
             further = (x + (best - x) * (1 + share)).clamp(*self.bounds)
@@ -250,48 +298,6 @@ class CarliniWagner(Attack):
             share *= 2
             z = surface.replayed_logits(best)
         return best, z.argmax(1)
-
-    def _step(self, surface: Surface, aimed: bool) -> Callable[..., tuple[Tensor, ...]]:
-        """One iteration: forward, backward, the best so far, Adam."""
-        lo, hi = self.bounds
-        mid, half, width = (lo + hi) / 2, (hi - lo) / 2, hi - lo
-
-        def step(
-            w: Tensor, m: Tensor, v: Tensor, best: Tensor, best_sq: Tensor, crossed: Tensor, total: Tensor,
-            low: Tensor, t: Tensor, c: Tensor, rate: Tensor, x: Tensor, label: Tensor,
-        ) -> tuple[Tensor, ...]:  # fmt: skip
-            u = torch.tanh(w)
-            x_k = (u * half).add_(mid).clamp_(lo, hi).to(x.dtype).requires_grad_(True)
-            with torch.enable_grad():
-                z = surface.logits(x_k)  # [B, L]
-                gap = _gap(z, label, aimed)
-                rounding = _rounding(z.detach(), x, surface)
-                f = torch.maximum(-gap, -(1.5 * rounding).clamp_min(self.kappa))  # to where a point counts as across
-                (g,) = torch.autograd.grad((f * c).sum(), x_k)
-            f, x_k = f.detach().to(c.dtype), x_k.detach()
-            d = (x_k.to(w.dtype) - x.to(w.dtype)).div_(width)
-            sq = d.flatten(1).square().sum(1)
-            across = self._across(gap.detach(), rounding) & (t < self.steps)
-            better = across & (sq < best_sq)
-            best = torch.where(tall(better, x), x_k, best)
-            best_sq = torch.where(better, sq, best_sq)
-            loss = sq + c * f
-            total, low = total + loss, torch.minimum(low, loss)
-            # d loss / d w = (d sq / d x' + c d f / d x') d x' / d w, and d x' / d w = half (1 - tanh^2 w)
-            slope = u.square_().neg_().add_(1).mul_(half)
-            g = d.mul_(2 / width).add_(g.to(w.dtype)).mul_(slope)
-            t = t + 1
-            m = torch.lerp(m, g, 1 - _BETA_1)
-            v = (v * _BETA_2).addcmul_(g, g, value=1 - _BETA_2)
-            # m^ / (sqrt(v^) + eps) with m^ = m / b_1, v^ = v / b_2, the number of passes kept small
-            time = t.to(w.dtype)
-            b_1, b_2 = (-torch.expm1(time * math.log(b)) for b in (_BETA_1, _BETA_2))
-            b_2 = b_2.sqrt_()
-            below = v.sqrt().add_(tall(b_2 * _TINY, x))
-            w = w - (m * tall(rate * b_2 / b_1, x)).div_(below)
-            return w, m, v, best, best_sq, crossed | across, total, low, t
-
-        return step
 
     def _settle(self, rows: _Rows, K: int) -> None:
         """See which searches stand still or are at their end; give those a new c and a new start."""
@@ -327,20 +333,73 @@ class CarliniWagner(Attack):
         rows.v[again] = 0
 
     @staticmethod
-    def _record(rows: _Rows, best: Tensor, best_sq: Tensor, spent: Tensor) -> None:
-        """Write what finished `rows` have found; several may be of one sample."""
-        spent.index_add_(0, rows.who, rows.spent)
-        best_sq.scatter_reduce_(0, rows.who, rows.best_sq, "amin")
-        won = (rows.best_sq == best_sq[rows.who]) & (rows.best_sq < torch.inf)
-        best[rows.who[won]] = rows.best[won]
-
-    @staticmethod
     def _stay(busy: Tensor) -> Tensor | None:
         """The rows to go on with, or None for all; on CUDA a quarter must be idle to be worth a new graph."""
         n, size = int(busy.sum()), len(busy)
         if n == size or (busy.is_cuda and n > 0 and (n > 0.75 * size or size <= 32)):
             return None
         return busy.nonzero()[:, 0]
+
+
+class _Step:
+    """One iteration as a function of tensors, for `Surface.step`: forward, backward, the best so far, Adam."""
+
+    def __init__(self, attack: CarliniWagner, surface: Surface, aimed: bool) -> None:
+        self.attack, self.surface, self.aimed = attack, surface, aimed
+        lo, hi = attack.bounds
+        self.mid, self.half, self.width = (lo + hi) / 2, (hi - lo) / 2, hi - lo
+
+    def __call__(self, *tensors: Tensor) -> _Moving:
+        old, held = _Moving(*tensors[: len(_Moving._fields)]), _Held(*tensors[len(_Moving._fields) :])
+        x, c, w = held.x, held.c, old.w
+        u = torch.tanh(w)
+        x_k = (u * self.half).add_(self.mid).clamp_(*self.attack.bounds).to(x.dtype)
+        f, g, across = self._slope(x_k, held)
+        d = (x_k.to(w.dtype) - x.to(w.dtype)).div_(self.width)
+        sq = d.flatten(1).square().sum(1)
+        across &= old.t < self.attack.steps
+        better = across & (sq < old.best_sq)
+        loss = sq + c * f.to(c.dtype)
+        # d loss / d w = (d sq / d x' + c d f / d x') d x' / d w, and d x' / d w = half (1 - tanh^2 w)
+        slope = u.square_().neg_().add_(1).mul_(self.half)
+        g = d.mul_(2 / self.width).add_(g.to(w.dtype)).mul_(slope)
+        w, m, v, t = _adam(old, g, held.rate)
+        return _Moving(
+            w=w,
+            m=m,
+            v=v,
+            best=torch.where(tall(better, x), x_k, old.best),
+            best_sq=torch.where(better, sq, old.best_sq),
+            crossed=old.crossed | across,
+            total=old.total + loss,
+            low=torch.minimum(old.low, loss),
+            t=t,
+        )
+
+    def _slope(self, x_k: Tensor, held: _Held) -> tuple[Tensor, Tensor, Tensor]:
+        """f at `x_k` [B], the gradient of c f [like x], and whether the point counts as across: bool [B]."""
+        x_k = x_k.detach().requires_grad_(True)
+        with torch.enable_grad():
+            z = self.surface.logits(x_k)  # [B, L]
+            gap = _gap(z, held.label, self.aimed)
+            rounding = _rounding(z.detach(), held.x, self.surface)
+            # Down to where a point counts as across.
+            f = torch.maximum(-gap, -(1.5 * rounding).clamp_min(self.attack.kappa))
+            (g,) = torch.autograd.grad((f * held.c).sum(), x_k)
+        return f.detach(), g, self.attack._across(gap.detach(), rounding)
+
+
+def _adam(old: _Moving, g: Tensor, rate: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """w, m, v and t after a step along -g: m^ / (sqrt(v^) + eps) with m^ = m / b_1, v^ = v / b_2, in few passes."""
+    t = old.t + 1
+    m = torch.lerp(old.m, g, 1 - _BETA_1)
+    v = (old.v * _BETA_2).addcmul_(g, g, value=1 - _BETA_2)
+    time = t.to(g.dtype)
+    b_1, b_2 = (-torch.expm1(time * math.log(b)) for b in (_BETA_1, _BETA_2))
+    b_2 = b_2.sqrt_()
+    below = v.sqrt().add_(tall(b_2 * _TINY, g))
+    w = old.w - (m * tall(rate * b_2 / b_1, g)).div_(below)
+    return w, m, v, t
 
 
 def _gap(z: Tensor, label: Tensor, aimed: bool) -> Tensor:
@@ -370,10 +429,12 @@ def _coarse(x: Tensor, precision: torch.dtype) -> float:
 
 
 def _tf32_allowed() -> bool:
+    # models/convolutions.py has the same function: neither package imports the other.
     try:
-        return torch.backends.cudnn.allow_tf32
+        allowed = torch.backends.cudnn.allow_tf32
     except RuntimeError:  # torch's newer setting is in use, and the older one can't be read beside it
-        return torch.backends.cudnn.conv.fp32_precision == "tf32"  # type: ignore[attr-defined]
+        allowed = torch.backends.cudnn.conv.fp32_precision == "tf32"  # type: ignore[attr-defined]
+    return allowed and torch.backends.cudnn.enabled
 
 
 def _wide(x: Tensor) -> torch.dtype:

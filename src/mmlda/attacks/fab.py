@@ -12,15 +12,18 @@ original spends a forward pass more.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from mmlda.attacks.gradient import check_ball, in_ball, norm_of, random_start, tall
+from mmlda.attacks.base import Attack, survivors
+from mmlda.attacks.checks import check_ball, check_count
+from mmlda.attacks.gradient import in_ball, norm_of, random_start, tall
 from mmlda.attacks.losses import other_classes
 from mmlda.attacks.result import AttackResult, measure
-from mmlda.attacks.surface import Attack, Surface, check_count, may_be_infinite, survivors
+from mmlda.attacks.surface import Surface, may_be_infinite
 
 __all__ = ["FAB"]
 
@@ -75,15 +78,22 @@ def levelled(w: Tensor) -> Tensor:
 
 
 class _State(NamedTuple):
-    """Of each sample: where the boundary is to be linearised (`at`), where the iterate stands (`x_k`), the best
-    point across the boundary with its distance and label, and the steps spent."""
+    """What changes at every step, per sample."""
 
-    at: Tensor
-    x_k: Tensor
-    x_best: Tensor
-    best: Tensor
-    label: Tensor
-    spent: Tensor
+    at: Tensor  # where the boundary is linearised next
+    x_k: Tensor  # the iterate
+    x_best: Tensor  # the best point across the boundary
+    best: Tensor  # its distance, infinite where there is none
+    label: Tensor  # the model's class there
+    spent: Tensor  # steps
+
+
+class _Samples(NamedTuple):
+    """What stays the same."""
+
+    x: Tensor
+    y: Tensor
+    to: Tensor  # the class whose boundary is approached
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,35 +127,26 @@ class FAB(Attack):
         for name in ("targets", "steps", "restarts"):
             check_count(name, getattr(self, name))
 
-    def attack(
-        self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor
-    ) -> AttackResult:
+    def attack(self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor) -> AttackResult:
         z = surface.replayed_logits(x).clone()
-        label = z.argmax(1)
+        clean = z.argmax(1)
         wide = torch.promote_types(x.dtype, torch.float32)
         far = torch.full(y.shape, torch.inf, dtype=wide, device=x.device)
-        here = label != y if target is None else label == target
+        here = clean != y if target is None else clean == target
         best = torch.where(here, torch.zeros_like(far), far)
-        end = _State(x, x, x.clone(), best, label, torch.zeros_like(y))
+        end = _State(x, x, x.clone(), best, clean.clone(), torch.zeros_like(y))
         turns = [target] if target is not None else list(other_classes(z, y).unbind(1)[: self.targets])
+        step = _Step(self, surface, sought=target is not None)
         zero: Tensor | None = None
-        for turn, to in enumerate(turns):
-            assert to is not None
-            for restart in range(self.restarts):
-                who = survivors(end.best > (self.eps or 0.0))
-                if len(who) == 0:
-                    break
-                goal = None if target is None else target[who]
-                start = x[who]
-                if restart:
-                    radius = end.best[who] / 2 if self.eps is None else end.best[who].clamp_max(self.eps)
-                    radius = torch.where(radius < torch.inf, radius, self.bounds[1] - self.bounds[0])
-                    noise, draw = self.noise(index[who]), turn * self.restarts + restart
-                    start = random_start(start, radius.to(x.dtype), self.norm, self.bounds, noise, draw)
-                state = _State(start, start, *(t[who] for t in end[2:]))
-                first = self._run(surface, x[who], y[who], to[who], goal, state, end, who)
-                if zero is None:
-                    zero = torch.zeros_like(here).index_copy(0, who, first)
+        for draw, (to, restart) in enumerate(product(turns, range(self.restarts))):
+            who = survivors(end.best > (self.eps or 0.0))
+            if len(who) == 0:
+                break
+            start = self._restart(x[who], end.best[who], index[who], draw) if restart else x[who]
+            state = _State(start, start, *(t[who] for t in end[2:]))
+            first = self._run(step, _Samples(x[who], y[who], to[who]), state, end, who)
+            if zero is None:
+                zero = torch.zeros_like(here).index_copy(0, who, first)
         x_best, label = self._tighten(surface, x, y, target, end)
         success = end.best < torch.inf
         if self.eps is not None:  # a break beyond eps is none
@@ -153,84 +154,42 @@ class FAB(Attack):
         return measure(
             x,
             x_best,
+            y=y,
             success=success,
-            prediction=torch.where(success, label, z.argmax(1)),
+            prediction=torch.where(success, label, clean),
             steps=end.spent,
             bounds=self.bounds,
             minimum_norm=True,
+            clean_prediction=clean,
             zero_at_start=torch.zeros_like(here) if zero is None else zero,
             target=target,
         )
 
-    def _run(
-        self,
-        surface: Surface,
-        x: Tensor,
-        y: Tensor,
-        to: Tensor,
-        goal: Tensor | None,
-        state: _State,
-        end: _State,
-        who: Tensor,
-    ) -> Tensor:
-        """Search towards `to`, write what is found to `end` at `who`; say whose first gradient was zero."""
-        sought, enough = goal is not None, self.eps or 0.0
+    def _restart(self, x: Tensor, best: Tensor, index: Tensor, draw: int) -> Tensor:
+        """Random points half way to the best so far, or within eps."""
+        radius = best / 2 if self.eps is None else best.clamp_max(self.eps)
+        radius = torch.where(radius < torch.inf, radius, self.bounds[1] - self.bounds[0])
+        return random_start(x, radius.to(x.dtype), self.norm, self.bounds, self.noise(index), draw)
 
-        def step(*tensors: Tensor) -> tuple[Tensor, ...]:
-            at, x_k, x_best, best, label, spent, x, y, to = tensors
-            c, z, w = surface.gradient("targeted", at, y, to, clean=False)  # [N], [N, L], like x
-            assert z is not None
-            w = levelled(w)
-            new = z.argmax(1)
-            crossed = new == to if sought else new != y
-            distance = self._length(at - x).to(best.dtype)
-            better = crossed & (distance < best) & (best > enough)  # one that is done stays, in whatever batch
-            x_best = torch.where(tall(better, x), at, x_best)
-            spent = spent + (best > enough)
-            label = torch.where(better, new, label)
-            best = torch.where(better, distance, best)
-            x_k = torch.where(tall(crossed, x), x + _BACK * (at - x), at)
-            flat_w = w.flatten(1)
-            value = c.to(x.dtype) - (flat_w * (at - x_k).flatten(1)).sum(1)  # of the linearisation, at x_k
-            value_0 = c.to(x.dtype) - (flat_w * (at - x).flatten(1)).sum(1)  # and at the original
-            both = torch.cat([x_k, x]).flatten(1)
-            r = to_plane(both, flat_w.repeat(2, 1), torch.cat([value, value_0]), self.norm, self.bounds)
-            r_k, r_0 = r.view(2, *x.shape)
-            size_k, size_0 = self._length(r_k), self._length(r_0)
-            total = size_k + size_0
-            alpha = tall((size_k / torch.where(total > 0, total, 1.0)).clamp_max(_BIAS), x)
-            nearer = (1 - alpha) * (x_k + _OVERSHOOT * r_k) + alpha * (x + _OVERSHOOT * r_0)
-            return *_State(nearer.clamp(*self.bounds), x_k, x_best, best, label, spent), w
-
-        def last(*tensors: Tensor) -> tuple[Tensor, ...]:
-            """Whether the final iterate is the best one."""
-            at, _, x_best, best, label, _, x, y, to = tensors
-            new = surface.logits(at).argmax(1)
-            distance = self._length(at - x).to(best.dtype)
-            better = (new == to if sought else new != y) & (distance < best) & (best > enough)
-            return (
-                torch.where(tall(better, x), at, x_best),
-                torch.where(better, distance, best),
-                torch.where(better, new, label),
-            )
-
-        fixed: tuple[Tensor, ...] = (x, y, to)
+    def _run(self, step: _Step, samples: _Samples, state: _State, end: _State, who: Tensor) -> Tensor:
+        """Search from `state`, write what is found to `end` at `who`; whose first gradient was zero: bool [N]."""
+        enough, surface = self.eps or 0.0, step.surface
         zero: Tensor | None = None
         for k in range(self.steps):
             if self.eps is not None and k and self._compact_before(k, state.best):
-                self._record(end, who, state)
+                _record(end, who, state)
                 alive = survivors(state.best > enough)
                 if len(alive) == 0:
                     break
                 if len(alive) < len(who):
-                    state, fixed = _State(*(t[alive] for t in state)), tuple(t[alive] for t in fixed)
+                    state, samples = _State(*(t[alive] for t in state)), _Samples(*(t[alive] for t in samples))
                     who = who[alive]
-            *out, w = surface.step((self, sought, "step"), step, *state, *fixed)
+            *out, w = surface.step((self, step.sought, "step"), step, *state, *samples)
             state = _State(*out)
             if zero is None:
                 zero = (w == 0).flatten(1).all(1)
-        x_best, best, label = surface.step((self, sought, "last"), last, *state, *fixed)
-        self._record(end, who, state._replace(x_best=x_best, best=best, label=label))
+        x_best, best, label = surface.step((self, step.sought, "last"), step.last, *state, *samples)
+        _record(end, who, state._replace(x_best=x_best, best=best, label=label))
         assert zero is not None
         return zero
 
@@ -260,7 +219,61 @@ class FAB(Attack):
             return k & (k - 1) == 0
         return bool((best <= (self.eps or 0.0)).sum() * 20 >= len(best))
 
-    @staticmethod
-    def _record(end: _State, who: Tensor, state: _State) -> None:
-        for total, part in zip(end[2:], state[2:]):
-            total.index_copy_(0, who, part)
+
+class _Step:
+    """One step as a function of tensors, for `Surface.step`; `sought` if only the class `to` counts."""
+
+    def __init__(self, attack: FAB, surface: Surface, *, sought: bool) -> None:
+        self.attack, self.surface, self.sought = attack, surface, sought
+        self.enough = attack.eps or 0.0
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The next state, and the gradient."""
+        old, samples = _State(*tensors[: len(_State._fields)]), _Samples(*tensors[len(_State._fields) :])
+        x, y, to = samples
+        c, z, w = self.surface.gradient("targeted", old.at, y, to, clean=False)  # [N], [N, L], like x
+        assert z is not None
+        w = levelled(w)
+        crossed, found = self._found(old, samples, z.argmax(1))
+        x_k = torch.where(tall(crossed, x), x + _BACK * (old.at - x), old.at)
+        at = self._nearer(x, x_k, old.at, c.to(x.dtype), w)
+        return *found._replace(at=at, x_k=x_k, spent=old.spent + (old.best > self.enough)), w
+
+    def last(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """x_best, its distance and its label, if the final iterate counts too."""
+        old, samples = _State(*tensors[: len(_State._fields)]), _Samples(*tensors[len(_State._fields) :])
+        _, found = self._found(old, samples, self.surface.logits(old.at).argmax(1))
+        return found.x_best, found.best, found.label
+
+    def _found(self, old: _State, samples: _Samples, label: Tensor) -> tuple[Tensor, _State]:
+        """Whether `old.at`, of class `label`, is across the boundary; and the best points with it."""
+        x, y, to = samples
+        crossed = label == to if self.sought else label != y
+        distance = self.attack._length(old.at - x).to(old.best.dtype)
+        # One that is done stays, in whatever batch.
+        better = crossed & (distance < old.best) & (old.best > self.enough)
+        return crossed, old._replace(
+            x_best=torch.where(tall(better, x), old.at, old.x_best),
+            best=torch.where(better, distance, old.best),
+            label=torch.where(better, label, old.label),
+        )
+
+    def _nearer(self, x: Tensor, x_k: Tensor, at: Tensor, c: Tensor, w: Tensor) -> Tensor:
+        """The next point: between the projections of `x_k` and of `x` onto the plane c + w.(v - at) = 0."""
+        norm, bounds, flat_w = self.attack.norm, self.attack.bounds, w.flatten(1)
+        value = c - (flat_w * (at - x_k).flatten(1)).sum(1)  # of the linearisation, at x_k
+        value_0 = c - (flat_w * (at - x).flatten(1)).sum(1)  # and at the original
+        both = torch.cat([x_k, x]).flatten(1)
+        r = to_plane(both, flat_w.repeat(2, 1), torch.cat([value, value_0]), norm, bounds)
+        r_k, r_0 = r.view(2, *x.shape)
+        size_k, size_0 = self.attack._length(r_k), self.attack._length(r_0)
+        total = size_k + size_0
+        alpha = tall((size_k / torch.where(total > 0, total, 1.0)).clamp_max(_BIAS), x)
+        nearer = (1 - alpha) * (x_k + _OVERSHOOT * r_k) + alpha * (x + _OVERSHOOT * r_0)
+        return nearer.clamp(*bounds)
+
+
+def _record(end: _State, who: Tensor, state: _State) -> None:
+    """Write what the samples `who` have found."""
+    for total, part in zip(end[2:], state[2:]):
+        total.index_copy_(0, who, part)

@@ -14,10 +14,12 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from mmlda.attacks.losses import Loss, check_loss, margin, other_classes
+from mmlda.attacks.base import Attack, survivors
+from mmlda.attacks.checks import check_ball, check_choice, check_count, check_number
+from mmlda.attacks.losses import Loss, check_loss, choose_target, margin, other_classes
 from mmlda.attacks.noise import Noise
 from mmlda.attacks.result import AttackResult, measure
-from mmlda.attacks.surface import Attack, Surface, check_count, check_number, survivors
+from mmlda.attacks.surface import Surface
 
 __all__ = ["BIM", "FGSM", "ILCM", "PGD", "ascend"]
 
@@ -174,21 +176,18 @@ class GradientAttack(Attack):
         super().__post_init__()
         check_ball(self.eps, self.norm)
         check_loss(self.loss)
-        if self.target not in (None, "least-likely", "random", "every"):
-            raise ValueError(f'target={self.target!r}: expected None, "least-likely", "random" or "every"')
+        check_choice("target", self.target, (None, "least-likely", "random", "every"))
         for name in ("steps", "restarts"):
             check_count(name, getattr(self, name))
         if self.step_size is not None:
-            check_number("step_size", self.step_size, "a positive number, or None", lambda v: v > 0)
+            check_number("step_size", self.step_size, "a finite number > 0, or None", lambda v: v > 0)
 
     def stride(self) -> float:
         """The step size in use: eps / steps, so that the steps just reach the edge of the ball."""
         return self.eps / self.steps if self.step_size is None else self.step_size
 
-    def attack(
-        self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor
-    ) -> AttackResult:
-        turns = self._targets(surface, x, y, target, index)
+    def attack(self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor) -> AttackResult:
+        turns, clean = self._targets(surface, x, y, target, index)
         # "every" asks for any other class, so it is judged like an attack without a target.
         goal = turns[0] if len(turns) == 1 else None
         best: _Run | None = None
@@ -208,43 +207,52 @@ class GradientAttack(Attack):
         return measure(
             x,
             best.x_adv,
+            y=y,
             success=best.success,
             prediction=best.prediction,
             steps=best.steps,
             bounds=self.bounds,
+            clean_prediction=best.first if clean is None and not self.random_start else clean,
             zero_at_start=best.zero,
             target=goal,
         )
 
     def _targets(
         self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor
-    ) -> list[Tensor | None]:
-        """The targets to try, one after the other."""
+    ) -> tuple[list[Tensor | None], Tensor | None]:
+        """The targets to try, one after the other, and the model's classes at `x` where it was asked for them."""
         if target is not None or self.target is None:
-            return [target]
+            return [target], None
+        z = surface.logits(x)
         if self.target == "every":
-            return list(other_classes(surface.logits(x), y).unbind(1))
-        return [self.target_for(self.target, surface, x, y, index)]
+            return list(other_classes(z, y).unbind(1)), z.argmax(1)
+        return [choose_target(self.target, z, y, self.noise(index))], z.argmax(1)
 
     def _climb(
         self, surface: Surface, x: Tensor, y: Tensor, to: Tensor | None, start: Tensor, goal: Tensor | None
     ) -> _Run:
-        """One run of the loop towards `to`, and the verdict on where it ends: is it `goal`, or just not y."""
+        """One run of the loop towards `to`; a success if it ends at `goal` or, without one, at any class but y."""
         aimed, wide = to is not None, torch.promote_types(x.dtype, torch.float32)
         half = x.dtype != wide
 
         # On the CPU a small network's step is not much longer than the calls of torch's around it: none in vain.
         def step(x_adv: Tensor, y: Tensor, to: Tensor, *limit: Tensor) -> tuple[Tensor, ...]:
             where = self.loss, x_adv.to(x.dtype) if half else x_adv, y, to if aimed else None
-            d = surface.sign(*where) if self.norm == "linf" else direction(surface.gradient(*where)[2], self.norm)
+            if self.norm == "linf":
+                z, d = surface.sign(*where)
+            else:
+                _, z, g = surface.gradient(*where)
+                d = direction(g, self.norm)
             up = d.to(wide) if half else d
-            return advance(x_adv, up, limit, self.eps, self.stride(), self.norm, self.bounds), d
+            moved = advance(x_adv, up, limit, self.eps, self.stride(), self.norm, self.bounds)
+            return (moved, d) if z is None else (moved, d, z)
 
         # Points on the way are float32 at least: a step may be less than half-precision images are rounded by.
         fixed = (y, y if to is None else to, *limits(x.to(wide), self.eps, self.norm, self.bounds))
         with torch.enable_grad():
-            x_adv, d = surface.step((self, aimed), step, start.to(wide), *fixed)
+            x_adv, d, *logits = surface.step((self, aimed), step, start.to(wide), *fixed)
             zero = (d == 0).flatten(1).all(1)  # [N]
+            first = logits[0].argmax(1) if logits else None
             for _ in range(self.steps - 1):
                 x_adv = surface.step((self, aimed), step, x_adv, *fixed)[0]
         x_adv = x_adv.to(x.dtype, copy=True)  # the step's buffer is the next run's
@@ -252,7 +260,7 @@ class GradientAttack(Attack):
         prediction = z.argmax(1)
         success = prediction != y if goal is None else prediction == goal
         gap = margin(z, y) if goal is None else -margin(z, goal)
-        return _Run(x_adv, success, prediction, gap, zero, torch.full_like(y, self.steps))
+        return _Run(x_adv, success, prediction, gap, first, zero, torch.full_like(y, self.steps))
 
 
 @dataclass
@@ -261,7 +269,8 @@ class _Run:
     success: Tensor
     prediction: Tensor
     gap: Tensor  # > 0 where the attack has won
-    zero: Tensor
+    first: Tensor | None  # the class at the start, where the loss is one of logits
+    zero: Tensor  # whether the first gradient was exactly 0
     steps: Tensor
 
     def improve(self, who: Tensor, again: _Run) -> None:
@@ -272,12 +281,6 @@ class _Run:
         at = who[better]
         for name in ("x_adv", "success", "prediction", "gap"):
             getattr(self, name).index_copy_(0, at, getattr(again, name)[better])
-
-
-def check_ball(eps: float, norm: str) -> None:
-    check_number("eps", eps, "a radius, 0 or more", lambda v: v >= 0)
-    if norm not in ("linf", "l2"):
-        raise ValueError(f'norm={norm!r}: expected "linf" or "l2"')
 
 
 @dataclass(frozen=True, kw_only=True)

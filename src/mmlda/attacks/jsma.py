@@ -16,8 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mmlda.attacks.base import Attack, survivors
+from mmlda.attacks.checks import check_choice, check_count, check_number
+from mmlda.attacks.losses import choose_target
 from mmlda.attacks.result import AttackResult, measure
-from mmlda.attacks.surface import Attack, Surface, check_count, check_number, finite, survivors
+from mmlda.attacks.surface import Surface, finite
 
 __all__ = ["JSMA", "best_pair", "best_pixel"]
 
@@ -163,21 +166,17 @@ class JSMA(Attack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number("eps", self.eps, "a step other than 0", lambda v: v != 0)
-        if self.surface not in ("logits", "softmax"):
-            raise ValueError(f'surface={self.surface!r}: expected "logits" or "softmax"')
-        if self.target not in ("least-likely", "random"):
-            raise ValueError(f'target={self.target!r}: expected "least-likely" or "random"')
+        check_number("eps", self.eps, "a finite number other than 0", lambda v: v != 0)
+        check_choice("surface", self.surface, ("logits", "softmax"))
+        check_choice("target", self.target, ("least-likely", "random"))
         check_count("steps", self.steps)
-        check_number("max_share", self.max_share, "a share, more than 0 and at most 1", lambda v: 0 < v <= 1)
+        check_number("max_share", self.max_share, "a share in (0, 1]", lambda v: 0 < v <= 1)
 
-    def attack(
-        self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor
-    ) -> AttackResult:
+    def attack(self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor) -> AttackResult:
         if target is None:
-            target = self.target_for(self.target, surface, x, y, index)
-        assert target is not None
-        x_adv, spent, zero = x.clone(), torch.zeros_like(y), None
+            target = choose_target(self.target, surface.logits(x), y, self.noise(index))
+        x_adv, spent = x.clone(), torch.zeros_like(y)
+        clean, zero = y, torch.zeros_like(y, dtype=torch.bool)
 
         def slopes(x_k: Tensor, to: Tensor) -> tuple[Tensor, ...]:
             return self._slopes(surface, x_k, to)
@@ -186,10 +185,10 @@ class JSMA(Attack):
         x_k, to = x, target
         changed = torch.zeros(x.shape, dtype=torch.bool, device=x.device).flatten(1)  # [N, D]
         for k in range(self.steps):
-            reached, a, b = surface.step((self, "slopes"), slopes, x_k, to)
-            if zero is None:
-                zero = ((a == 0) & (b == 0)).all(1)
-            x_k, changed, moved = self._move(x_k, a, b, changed, ~reached)
+            label, a, b = surface.step((self, "slopes"), slopes, x_k, to)
+            if k == 0:
+                clean, zero = label.clone(), ((a == 0) & (b == 0)).all(1)
+            x_k, changed, moved = self._move(x_k, a, b, changed, label != to)
             spent[who] += moved
             # A sample that has stopped stays where it is: the same step stops it again, until it leaves.
             if not x.is_cuda or k % _COMPACT_EVERY == _COMPACT_EVERY - 1:
@@ -204,16 +203,18 @@ class JSMA(Attack):
         return measure(
             x,
             x_adv,
+            y=y,
             success=prediction == target,
             prediction=prediction,
             steps=spent,
             bounds=self.bounds,
+            clean_prediction=clean,
             zero_at_start=zero,
             target=target,
         )
 
     def _slopes(self, surface: Surface, x: Tensor, to: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Whether the target is reached [N]; a and b [N, D], finite, up to a positive factor, in at least float32."""
+        """The label [N]; a and b [N, D], finite, up to a positive factor, in at least float32."""
         with torch.enable_grad():
             x = x.detach().requires_grad_(True)
             z = surface.logits(x)  # [N, L]
@@ -227,11 +228,9 @@ class JSMA(Attack):
                 (b,) = torch.autograd.grad(z.scatter(1, to[:, None], 0.0).sum(), x)
         wide = torch.promote_types(x.dtype, torch.float32)
         # Widened first: what stands for infinity in half precision is no more than a common slope.
-        return z.detach().argmax(1) == to, finite(a.flatten(1).to(wide)), finite(b.flatten(1).to(wide))
+        return z.detach().argmax(1), finite(a.flatten(1).to(wide)), finite(b.flatten(1).to(wide))
 
-    def _move(
-        self, x_k: Tensor, a: Tensor, b: Tensor, changed: Tensor, going: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _move(self, x_k: Tensor, a: Tensor, b: Tensor, changed: Tensor, going: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """One step: the images, the pixels changed so far, and who moved."""
         lo, hi = self.bounds
         flat = x_k.flatten(1)  # [N, D]

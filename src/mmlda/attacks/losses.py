@@ -22,9 +22,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmlda.attacks.checks import invalid
 from mmlda.attacks.noise import Noise
 
-__all__ = ["LOSSES", "Loss", "check_loss", "choose_target", "margin", "other_classes", "score"]
+__all__ = [
+    "LOSSES",
+    "Loss",
+    "check_loss",
+    "choose_target",
+    "kl_divergence",
+    "least_likely",
+    "margin",
+    "other_classes",
+    "score",
+]
 
 LOSSES = ("ce", "margin", "dlr", "targeted")
 
@@ -34,8 +45,7 @@ Loss = str | Callable[..., Tensor]
 
 def check_loss(loss: Loss) -> None:
     if not callable(loss) and loss not in LOSSES:
-        names = ", ".join(LOSSES)
-        raise ValueError(f"loss={loss!r}: expected one of {names}, or a function (model, x, y) -> [N]")
+        raise invalid("loss", f"one of {', '.join(map(repr, LOSSES))}, or a function (model, x, y) -> [N]", loss)
 
 
 def score(loss: str, z: Tensor, y: Tensor, target: Tensor | None = None) -> Tensor:
@@ -56,10 +66,8 @@ def score(loss: str, z: Tensor, y: Tensor, target: Tensor | None = None) -> Tens
         return margin(z, y) if target is None else -margin(z, target)
     if loss == "dlr":
         if L < (3 if target is None else 4):
-            raise ValueError(
-                f'loss="dlr" needs at least {3 if target is None else 4} classes'
-                f"{'' if target is None else ' with a target'}, the model has {L}: use \"margin\""
-            )
+            expected = "3 classes" if target is None else "4 classes with a target"
+            raise ValueError(f'loss must be "margin" for a model of fewer than {expected}, got "dlr" and {L} classes')
         if target is None:
             top = z.topk(3, dim=1).values  # [N, 3]
             return margin(z, y) / (top[:, 0] - top[:, 2] + 1e-12)
@@ -68,9 +76,9 @@ def score(loss: str, z: Tensor, y: Tensor, target: Tensor | None = None) -> Tens
         return (at(z, target) - at(z, y)) / (spread + 1e-12)
     if loss == "targeted":
         if target is None:
-            raise ValueError('loss="targeted" needs a target: set it in the attack or give it in the call')
+            raise ValueError('target must be given for loss="targeted", in the attack or in the call, got None')
         return at(z, target) - at(z, y)
-    raise ValueError(f"loss={loss!r}: expected one of {', '.join(LOSSES)}")
+    raise invalid("loss", f"one of {', '.join(map(repr, LOSSES))}", loss)
 
 
 def at(z: Tensor, label: Tensor) -> Tensor:
@@ -87,19 +95,35 @@ def margin(z: Tensor, label: Tensor) -> Tensor:
     return others.amax(1) - at(z, label)
 
 
-def choose_target(kind: str, z: Tensor, y: Tensor, noise: Noise) -> Tensor:
-    """A target class other than `y` from the clean logits `z` [N, L]: [N].
+def kl_divergence(z: Tensor, clean: Tensor) -> Tensor:
+    """KL(softmax(clean) || softmax(z)) of logits [N, L]: what TRADES maximises (Zhang et al. 2019), [N].
 
-    "least-likely" is taken from logits, since float32 probabilities tie at 0; "random" is keyed by sample.
+    >>> z = torch.tensor([[1.0, 0.0]])
+    >>> kl_divergence(z, z).item(), round(kl_divergence(-z, z).item(), 4)
+    (0.0, 0.4621)
     """
+    return F.kl_div(z.log_softmax(1), clean.log_softmax(1), reduction="none", log_target=True).sum(1)
+
+
+def least_likely(z: Tensor, y: Tensor) -> Tensor:
+    """The class other than `y` with the lowest logit: int64 [N]. Of logits, since float32 probabilities tie at 0.
+
+    >>> least_likely(torch.tensor([[3.0, 1.0, 2.0], [3.0, 1.0, 2.0]]), torch.tensor([0, 1]))
+    tensor([1, 2])
+    """
+    return z.scatter(1, y[:, None], torch.inf).argmin(1)
+
+
+def choose_target(kind: str, z: Tensor, y: Tensor, noise: Noise) -> Tensor:
+    """A target class other than `y` from the clean logits `z` [N, L]: [N]; "random" is keyed by sample."""
     L = z.shape[1]
     if L < 2:
-        raise ValueError(f"a target needs at least 2 classes, the model has {L}")
+        raise ValueError(f"model must have 2 classes or more for a target, got {L}")
     if kind == "least-likely":
-        return z.scatter(1, y[:, None], torch.inf).argmin(1)
+        return least_likely(z, y)
     if kind == "random":
         return (y + 1 + noise.integers(L - 1, (), draw=-1)) % L
-    raise ValueError(f'target={kind!r}: expected "least-likely", "random", "every", a class or labels [N]')
+    raise invalid("target", "'least-likely' or 'random'", kind)
 
 
 def other_classes(z: Tensor, y: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The C library's memory, kept for the next step instead of given back."""
+"""Memory that the C library keeps for the next step instead of returning it to the system."""
 
 from __future__ import annotations
 
@@ -12,17 +12,25 @@ __all__ = ["keep_memory"]
 
 @functools.cache
 def keep_memory() -> None:
-    """Have freed memory stay with this process, for the next step to use; done once, for the whole process.
+    """Keep freed memory in this process for later steps: faster steps on the CPU, at the largest size used so far.
 
-    glibc gives large blocks back to the system, so that a step on the CPU spends a good part of its time on having the
-    same pages mapped and cleared again. Nothing happens where the C library has no such setting, where the
-    environment sets memory up already (MALLOC_..., GLIBC_TUNABLES, LD_PRELOAD), or with MMLDA_KEEP_MEMORY=0.
+    glibc returns large blocks to the system, so a step on the CPU spends much of its time having the same pages mapped
+    and cleared again. The setting is one of the whole process, so attacks never change it by themselves: call this
+    once, or set MMLDA_KEEP_MEMORY=1 before importing `mmlda.attacks`. `mmlda.fit` on the CPU calls it.
+
+    Does nothing where the C library has no such setting, where the environment configures memory already (MALLOC_...,
+    GLIBC_TUNABLES, LD_PRELOAD), or with MMLDA_KEEP_MEMORY=0.
     """
-    ours = os.environ.get("MMLDA_KEEP_MEMORY", "1") != "0"
-    if not ours or any(name.startswith("MALLOC_") or name in ("GLIBC_TUNABLES", "LD_PRELOAD") for name in os.environ):
+    if os.environ.get("MMLDA_KEEP_MEMORY") == "0":
+        return
+    if any(name.startswith("MALLOC_") or name in ("GLIBC_TUNABLES", "LD_PRELOAD") for name in os.environ):
         return
     trim_threshold, mmap_threshold = -1, -3  # of malloc.h
     with suppress(AttributeError, OSError, TypeError):  # macOS, Windows, musl
         libc = ctypes.CDLL(None)
         libc.mallopt(mmap_threshold, 32 << 20)  # the most it takes
         libc.mallopt(trim_threshold, 2**31 - 1)
+
+
+if os.environ.get("MMLDA_KEEP_MEMORY") == "1":
+    keep_memory()

@@ -11,15 +11,18 @@ import copy
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from mmlda.attacks.checks import invalid
+
 __all__ = ["Replay", "compile_quietly", "compiled", "replay"]
 
 Step = Callable[..., tuple[Tensor, ...]]
+
 
 class Replay:
     """`step(*inputs)` captured; calling it copies the inputs in and replays.
@@ -60,9 +63,7 @@ class Replay:
         return self._outputs
 
 
-def replay(
-    step: Step, inputs: tuple[Tensor, ...], stream: torch.cuda.Stream | None = None, pool: Any = None
-) -> Step:
+def replay(step: Step, inputs: tuple[Tensor, ...], stream: torch.cuda.Stream | None = None, pool: Any = None) -> Step:
     """`step` as a CUDA graph for inputs of these shapes.
 
     Or `step` itself, where there is nothing to gain (the CPU, or a capture already under way) or where the
@@ -97,6 +98,11 @@ def compile_quietly(what: Any, **options: Any) -> Any:
         Distribution.set_default_validate_args(checks)
 
 
+@runtime_checkable
+class _ChoosesKernels(Protocol):
+    def for_attack_graph(self, captured: bool) -> None: ...
+
+
 class _Compiled(nn.Module):
     def __init__(self, model: nn.Module, backend: str) -> None:
         super().__init__()
@@ -117,19 +123,20 @@ def compiled(model: nn.Module, *, backend: str = "inductor", captured: bool = Tr
     channels_last. Compiling takes ten seconds or more, once for each network and shape of image; after that a step
     takes about half the time or two thirds. Logits differ from the model's by rounding.
 
-    It is made for these attacks, which run a step as a CUDA graph: a module with an attribute `in_cuda_graph`, as the
-    convolutions of `mmlda.models` are, finds it True and may choose kernels that are slow outside one. For another
-    library's attacks say `captured=False`.
+    The copy is meant for these attacks, which run each step as a CUDA graph. A module that has kernels worth choosing
+    only there can implement `for_attack_graph(captured: bool) -> None`: it is called once on each module of the copy
+    that has it, after the weights are fixed. Pass `captured=False` for another library's attacks, which launch the
+    kernels one by one.
 
     >>> model = compiled(torch.nn.Linear(4, 3), backend="eager")
     >>> model(torch.zeros(2, 4)).shape, model.training
     (torch.Size([2, 3]), False)
     """
     if not isinstance(model, nn.Module):
-        raise ValueError(f"model is a {type(model).__name__}: expected a torch.nn.Module, of which to make a copy")
+        raise invalid("model", "a torch.nn.Module, which can be copied", model)
     twin = copy.deepcopy(model).requires_grad_(False)
     twin.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     for module in twin.modules():
-        if hasattr(module, "in_cuda_graph"):
-            module.in_cuda_graph = captured  # type: ignore[assignment]
+        if isinstance(module, _ChoosesKernels):
+            module.for_attack_graph(captured)
     return _Compiled(twin, backend).eval()

@@ -1,4 +1,4 @@
-"""What an attack hands back, and how far it moved each sample."""
+"""What an attack returns: who was right before and after it, and how far it moved each sample."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from torch import Tensor
 __all__ = ["AttackResult", "measure"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AttackResult:
-    """One attack on N samples; every tensor is on the device of the images.
+    """One attack on N samples; every tensor is on the device of the images. Printing it shows a summary.
 
     `x_adv` is the attack's final point (fixed budget) or its best one (minimum norm). A minimum-norm attack
-    that fails on a sample gives the original back and says that the distance is infinite, never 0.
+    that fails on a sample returns the original with an infinite distance, never 0.
 
     Shapes: `x_adv` is like the images, everything else [N].
     """
 
     x_adv: Tensor
-    success: Tensor  # bool: the label is no longer y or, where one target was asked for, it is the target
-    prediction: Tensor  # int64: the model's label at x_adv, so accuracy under attack is (prediction == y)
+    y: Tensor  # int64: the label
+    success: Tensor  # bool: the prediction is not y (if it never was, too) or, where one target was asked for, is that
+    prediction: Tensor  # int64: the model's class at x_adv
     linf: Tensor  # max |x_adv - x|
     l2: Tensor  # ||x_adv - x||_2
     distortion: Tensor  # sqrt(mean((x_adv - x)^2)) with the image range stretched to 0..255
     steps: Tensor  # int64: steps (gradients, or queries of a black box) spent on the sample
+    clean_prediction: Tensor | None = None  # int64: the model's class at x; None where the attack never looks there
     zero_at_start: Tensor | None = None  # bool, of gradient attacks: the gradient was exactly 0 at the start
     target: Tensor | None = None  # int64: the class asked for
     winner: Tensor | None = None  # int64, of a list of attacks: which one broke the sample
@@ -37,13 +39,54 @@ class AttackResult:
         return len(self.success)
 
     @property
+    def right_before(self) -> Tensor | None:
+        """Which samples the model got right without the attack: bool [N].
+
+        None where the attack started elsewhere and so never saw the model's answer (`PGD`, `APGD`).
+        """
+        return None if self.clean_prediction is None else self.clean_prediction == self.y
+
+    @property
+    def right_after(self) -> Tensor:
+        """Which samples the model gets right at `x_adv`: bool [N]."""
+        return self.prediction == self.y
+
+    @property
+    def clean_accuracy(self) -> float | None:
+        """Share of samples that were right before the attack; None where `right_before` is."""
+        return None if self.right_before is None else _share(self.right_before)
+
+    @property
+    def robust_accuracy(self) -> float:
+        """Share of samples that are right after the attack."""
+        return _share(self.right_after)
+
+    @property
     def zero_gradient(self) -> float | None:
         """Share of samples whose gradient was exactly zero at the start; None for attacks without gradients.
 
         Far from 0, the loss is saturated: the attack stood still, and the accuracy under it says nothing
         about robustness. Try another loss.
         """
-        return None if self.zero_at_start is None else float(self.zero_at_start.double().mean())
+        return None if self.zero_at_start is None else _share(self.zero_at_start)
+
+    def __repr__(self) -> str:
+        broken = self.success if self.right_before is None else self.success & self.right_before
+        before = "not measured" if self.clean_accuracy is None else f"{self.clean_accuracy:.1%}"
+        rows = [
+            f"{type(self).__name__}: {len(self)} images",
+            f"  right before    {before}",
+            f"  right after     {self.robust_accuracy:.1%}",
+            f"  success         {_share(self.success):.1%}",
+        ]
+        if bool(broken.any()):
+            linf, l2, distortion = (d[broken].median().item() for d in (self.linf, self.l2, self.distortion))
+            rows.append(
+                f"  median distance linf {linf:.4g}, l2 {l2:.4g}, distortion {distortion:.4g}, where it succeeded"
+            )
+        if self.zero_gradient is not None:
+            rows.append(f"  zero gradient   {self.zero_gradient:.1%} at the start")
+        return "\n".join(rows)
 
     def take(self, which: Tensor | slice) -> AttackResult:
         """The result of some of the samples."""
@@ -54,15 +97,21 @@ class AttackResult:
         return AttackResult(**columns)
 
 
+def _share(flags: Tensor) -> float:
+    return float(flags.double().mean())
+
+
 def measure(
     x: Tensor,
     x_adv: Tensor,
     *,
+    y: Tensor,
     success: Tensor,
     prediction: Tensor,
     steps: Tensor,
     bounds: tuple[float, float] = (0.0, 1.0),
     minimum_norm: bool = False,
+    clean_prediction: Tensor | None = None,
     zero_at_start: Tensor | None = None,
     target: Tensor | None = None,
     winner: Tensor | None = None,
@@ -74,10 +123,16 @@ def measure(
     >>> x = torch.zeros(2, 4)
     >>> x_adv = torch.tensor([[0.0, 0.5, 0.0, 0.0], [0.1, 0.1, 0.1, 0.1]])
     >>> broken = torch.tensor([True, False])
-    >>> label, steps = torch.tensor([1, 0]), torch.tensor([3, 3])
-    >>> r = measure(x, x_adv, success=broken, prediction=label, steps=steps, minimum_norm=True)
+    >>> y, label, steps = torch.tensor([0, 0]), torch.tensor([1, 0]), torch.tensor([3, 3])
+    >>> r = measure(x, x_adv, y=y, success=broken, prediction=label, steps=steps, minimum_norm=True, clean_prediction=y)
     >>> r.linf.tolist(), r.distortion.tolist()
     ([0.5, inf], [63.75, inf])
+    >>> r
+    AttackResult: 2 images
+      right before    100.0%
+      right after     50.0%
+      success         50.0%
+      median distance linf 0.5, l2 0.5, distortion 63.75, where it succeeded
     """
     lo, hi = bounds
     if minimum_norm:
@@ -92,12 +147,14 @@ def measure(
         linf, l2, distortion = (torch.where(success, d, torch.inf) for d in (linf, l2, distortion))
     return AttackResult(
         x_adv=x_adv,
+        y=y,
         success=success,
         prediction=prediction,
         linf=linf,
         l2=l2,
         distortion=distortion,
         steps=steps,
+        clean_prediction=clean_prediction,
         zero_at_start=zero_at_start,
         target=target,
         winner=winner,
@@ -120,5 +177,5 @@ def nothing(x: Tensor) -> AttackResult:
     flags, labels = x.new_zeros(0, dtype=torch.bool), x.new_zeros(0, dtype=torch.int64)
     zero = x.new_zeros(0, dtype=torch.promote_types(x.dtype, torch.float32))
     return AttackResult(
-        x_adv=x.clone(), success=flags, prediction=labels, linf=zero, l2=zero, distortion=zero, steps=labels
+        x_adv=x.clone(), y=labels, success=flags, prediction=labels, linf=zero, l2=zero, distortion=zero, steps=labels
     )

@@ -7,16 +7,20 @@ windows shrink on a fixed schedule. What it breaks beyond the gradient attacks h
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from mmlda.attacks.gradient import check_ball, tall
+from mmlda.attacks.base import Attack, survivors
+from mmlda.attacks.checks import check_ball, check_count, check_number
+from mmlda.attacks.gradient import tall
 from mmlda.attacks.losses import margin
+from mmlda.attacks.noise import Noise
 from mmlda.attacks.result import AttackResult, measure
-from mmlda.attacks.surface import Attack, Surface, check_count, check_number, survivors
+from mmlda.attacks.surface import Surface
 
 __all__ = ["Square"]
 
@@ -56,12 +60,29 @@ def bump(h: int, w: int) -> Tensor:
 
 
 class _State(NamedTuple):
-    """Of each sample: the best point, its margin, its label, the queries spent."""
+    """What changes at every query, per sample."""
 
     x_best: Tensor
-    f_best: Tensor
-    label: Tensor
-    spent: Tensor
+    f_best: Tensor  # its margin, infinite once the sample is broken
+    label: Tensor  # the model's class at x_best
+    spent: Tensor  # queries
+
+
+class _Samples(NamedTuple):
+    """What stays the same."""
+
+    x: Tensor  # [N, C, H, W]
+    y: Tensor
+    goal: Tensor  # the target, or y where there is none
+
+
+class _Patch(NamedTuple):
+    """What a query changes."""
+
+    corner: Tensor  # int64 [N, 2]: of the window, or [N, 4]: of the two windows of L2
+    sign: Tensor  # [N, C]
+    size: Tensor  # int64 [2]: of the windows
+    canvas: Tensor  # [H, W]: the bump of L2; unused otherwise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,88 +110,75 @@ class Square(Attack):
         super().__post_init__()
         check_ball(self.eps, self.norm)
         check_count("queries", self.queries)
-        check_number("p", self.p, "a share of the image, in (0, 1]", lambda v: 0 < v <= 1)
+        check_number("p", self.p, "a share in (0, 1]", lambda v: 0 < v <= 1)
 
-    def attack(
-        self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor
-    ) -> AttackResult:
-        shape, sought = x.shape, target is not None
+    def attack(self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor) -> AttackResult:
         C, H, W = x.shape[1:] if x.ndim == 4 else (1, 1, x[0].numel())
-        images = x.reshape(-1, C, H, W)
+        samples = _Samples(x.reshape(-1, C, H, W), y, y if target is None else target)
+        query = _Query(self, surface, x.shape, sought=target is not None)
         noise, who = self.noise(index), torch.arange(len(y), device=y.device)
-        goal = y if target is None else target
-
-        def look(v: Tensor, y: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
-            """The margin, infinite where the attack has won, and the label."""
-            z = surface.logits(v.reshape(-1, *shape[1:]))
-            label = z.argmax(1)
-            f = -margin(z, goal) if sought else margin(z, y)
-            return torch.where(label == goal if sought else label != y, torch.inf, f), label
-
-        def step(*tensors: Tensor) -> _State:
-            x_best, f_best, label, spent, x, y, goal, corner, sign, size, canvas = tensors
-            if self.norm == "linf":
-                v = self._patch_linf(x, x_best, corner, sign, size)
-            else:
-                v = self._patch_l2(x, x_best, corner, sign, size, canvas)
-            f, new = look(v, y, goal)
-            better = f > f_best
-            return _State(
-                torch.where(tall(better, x), v, x_best),
-                torch.where(better, f, f_best),
-                torch.where(better, new, label),
-                spent + (f_best < torch.inf),
-            )
-
-        # The image itself first, so that a misclassified one stays as it is; then stripes or a grid of bumps.
-        f, label = look(images, y, goal)
-        end = _State(images.clone(), f.clone(), label.clone(), torch.zeros_like(y))
-        start = self._start(images, noise.bits((C * H * W,), -2))
-        f_start, label_start = look(start, y, goal)
-        done = f == torch.inf
-        state = _State(
-            torch.where(tall(done, images), images, start),
-            torch.where(done, f, f_start),
-            torch.where(done, label, label_start),
-            (~done).long(),
-        )
-        fixed: tuple[Tensor, ...] = (images, y, goal)
+        state, clean = self._begin(query, samples, noise)
+        end = _State(*(t.clone() for t in state))
         for block in range(0, self.queries - 1, _BLOCK):
-            for total, part in zip(end, state):
-                total.index_copy_(0, who, part)
+            _record(end, who, state)
             alive = survivors(state.f_best < torch.inf)
             if len(alive) == 0:
                 break
             if len(alive) < len(who):
-                state, fixed = _State(*(t[alive] for t in state)), tuple(t[alive] for t in fixed)
+                state, samples = _State(*(t[alive] for t in state)), _Samples(*(t[alive] for t in samples))
                 who, noise = who[alive], noise.take(alive)
-            sizes = [
-                window(share(q, self.queries, self.p), H, W, 1 if self.norm == "linf" else 3)
-                for q in range(block + 1, min(block + _BLOCK, self.queries - 1) + 1)
-            ]
-            size = torch.tensor(sizes, device=x.device)  # [T, 2]
-            room = torch.tensor([H + 1, W + 1], device=x.device) - size  # [T, 2]
-            T, windows = len(sizes), 1 if self.norm == "linf" else 2
-            corners = noise.integers(room.repeat(1, windows), (T, 2 * windows), draw=2 * block)
-            signs = noise.integers(2, (T, C), draw=2 * block + 1).to(x.dtype) * 2 - 1  # [n, T, C]
-            canvas = images
-            for t, (h, w) in enumerate(sizes):
-                if self.norm == "l2" and (t == 0 or sizes[t - 1] != (h, w)):
-                    canvas = torch.zeros(H, W, device=x.device, dtype=x.dtype)
-                    canvas[:h, :w] = bump(h, w)
-                varying = (corners[:, t], signs[:, t], size[t], canvas if self.norm == "l2" else size[t])
-                state = _State(*surface.step((self, sought), step, *state, *fixed, *varying))
-        for total, part in zip(end, state):
-            total.index_copy_(0, who, part)
+            for patch in self._patches(noise, samples.x, block):
+                state = _State(*surface.step((self, query.sought), query, *state, *samples, *patch))
+        _record(end, who, state)
         return measure(
             x,
-            end.x_best.reshape(shape),
+            end.x_best.reshape(x.shape),
+            y=y,
             success=end.f_best == torch.inf,
             prediction=end.label,
             steps=end.spent,
             bounds=self.bounds,
+            clean_prediction=clean,
             target=target,
         )
+
+    def _begin(self, query: _Query, samples: _Samples, noise: Noise) -> tuple[_State, Tensor]:
+        """The state after the first two queries, and the model's classes at the images.
+
+        The image itself comes first, so that a misclassified one stays as it is; then stripes or a grid of bumps.
+        """
+        x, y, goal = samples
+        f, label = query.look(x, y, goal)
+        start = self._start(x, noise.bits((x[0].numel(),), -2))
+        f_start, label_start = query.look(start, y, goal)
+        done = f == torch.inf
+        state = _State(
+            x_best=torch.where(tall(done, x), x, start),
+            f_best=torch.where(done, f, f_start),
+            label=torch.where(done, label, label_start),
+            spent=(~done).long(),
+        )
+        return state, label
+
+    def _patches(self, noise: Noise, x: Tensor, block: int) -> Iterator[_Patch]:
+        """What the queries of a block change, drawn at once."""
+        C, H, W = x.shape[1:]
+        l2 = self.norm == "l2"
+        sizes = [
+            window(share(q, self.queries, self.p), H, W, 3 if l2 else 1)
+            for q in range(block + 1, min(block + _BLOCK, self.queries - 1) + 1)
+        ]
+        size = torch.tensor(sizes, device=x.device)  # [T, 2]
+        room = torch.tensor([H + 1, W + 1], device=x.device) - size  # [T, 2]
+        T, windows = len(sizes), 2 if l2 else 1
+        corners = noise.integers(room.repeat(1, windows), (T, 2 * windows), draw=2 * block)  # [n, T, 2 windows]
+        signs = noise.integers(2, (T, C), draw=2 * block + 1).to(x.dtype) * 2 - 1  # [n, T, C]
+        canvas = size
+        for t, (h, w) in enumerate(sizes):
+            if l2 and (t == 0 or sizes[t - 1] != (h, w)):
+                canvas = torch.zeros(H, W, device=x.device, dtype=x.dtype)
+                canvas[:h, :w] = bump(h, w)
+            yield _Patch(corners[:, t], signs[:, t], size[t], canvas if l2 else size[t])
 
     def _start(self, x: Tensor, bits: Tensor) -> Tensor:
         """Vertical stripes of +-eps, or for L2 a grid of bumps of +-1, of norm eps."""
@@ -192,16 +200,15 @@ class Square(Attack):
             v = torch.clamp(v, x - self.eps, x + self.eps)
         return v.clamp(*self.bounds)
 
-    def _patch_linf(self, x: Tensor, x_best: Tensor, corner: Tensor, sign: Tensor, size: Tensor) -> Tensor:
+    def _patch_linf(self, x: Tensor, x_best: Tensor, patch: _Patch) -> Tensor:
         """A window moved to +-eps, one sign for each channel."""
-        inside = _inside(corner, size, x)  # [N, 1, H, W]
-        return self._clip(x, torch.where(inside, x + self.eps * sign[:, :, None, None], x_best))
+        inside = _inside(patch.corner, patch.size, x)  # [N, 1, H, W]
+        return self._clip(x, torch.where(inside, x + self.eps * patch.sign[:, :, None, None], x_best))
 
-    def _patch_l2(
-        self, x: Tensor, x_best: Tensor, corner: Tensor, sign: Tensor, size: Tensor, canvas: Tensor
-    ) -> Tensor:
+    def _patch_l2(self, x: Tensor, x_best: Tensor, patch: _Patch) -> Tensor:
         """A bump added in one window; its norm comes from another window, emptied, and from what is unused."""
         C, H, W = x.shape[1:]
+        corner, sign, size, canvas = patch
         given = x.dtype
         if given.itemsize < 4:  # squares of 0..255, added up, are too large for half precision
             x, x_best, canvas = x.float(), x_best.float(), canvas.float()
@@ -212,8 +219,7 @@ class Square(Attack):
             return (delta * part).square().sum((2, 3), keepdim=True)  # [N, C, 1, 1]
 
         rows, columns = (
-            (torch.arange(n, device=x.device) - corner[:, axis, None]).clamp_min(0)
-            for axis, n in ((0, H), (1, W))
+            (torch.arange(n, device=x.device) - corner[:, axis, None]).clamp_min(0) for axis, n in ((0, H), (1, W))
         )
         placed = canvas[rows[:, :, None], columns[:, None, :]][:, None] * here  # [N, 1, H, W]
         old = energy(here).sqrt()
@@ -226,6 +232,40 @@ class Square(Attack):
         # The clip moves towards x and can only shorten; rounding can lengthen, by an ulp a query, so trim.
         norm = tall(delta.flatten(1).norm(dim=1), x)
         return self._clip(x, x + delta * torch.where(norm > self.eps, self.eps / norm, 1.0)).to(given)
+
+
+class _Query:
+    """One query as a function of tensors, for `Surface.step`."""
+
+    def __init__(self, attack: Square, surface: Surface, shape: torch.Size, *, sought: bool) -> None:
+        self.attack, self.surface, self.shape, self.sought = attack, surface, shape, sought
+
+    def look(self, v: Tensor, y: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
+        """The margin at `v`, infinite where the attack has won, and the label."""
+        z = self.surface.logits(v.reshape(-1, *self.shape[1:]))
+        label = z.argmax(1)
+        f = -margin(z, goal) if self.sought else margin(z, y)
+        return torch.where(label == goal if self.sought else label != y, torch.inf, f), label
+
+    def __call__(self, *tensors: Tensor) -> _State:
+        old, (x, y, goal), patch = _State(*tensors[:4]), _Samples(*tensors[4:7]), _Patch(*tensors[7:])
+        if self.attack.norm == "linf":
+            v = self.attack._patch_linf(x, old.x_best, patch)
+        else:
+            v = self.attack._patch_l2(x, old.x_best, patch)
+        f, label = self.look(v, y, goal)
+        better = f > old.f_best
+        return _State(
+            x_best=torch.where(tall(better, x), v, old.x_best),
+            f_best=torch.where(better, f, old.f_best),
+            label=torch.where(better, label, old.label),
+            spent=old.spent + (old.f_best < torch.inf),
+        )
+
+
+def _record(end: _State, who: Tensor, state: _State) -> None:
+    for total, part in zip(end, state):
+        total.index_copy_(0, who, part)
 
 
 def _inside(corner: Tensor, size: Tensor, x: Tensor) -> Tensor:

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from mmlda.attacks.apgd import APGD
+from mmlda.attacks.base import Attack, survivors
+from mmlda.attacks.checks import check_ball, invalid
 from mmlda.attacks.fab import FAB
-from mmlda.attacks.gradient import check_ball, in_ball
+from mmlda.attacks.gradient import in_ball
 from mmlda.attacks.losses import Loss, check_loss
 from mmlda.attacks.result import AttackResult, measure
 from mmlda.attacks.square import Square
-from mmlda.attacks.surface import Attack, Surface, survivors
+from mmlda.attacks.surface import Surface
 
 __all__ = ["WorstCase"]
 
@@ -53,21 +55,21 @@ class WorstCase(Attack):
         super().__post_init__()
         check_ball(self.eps, self.norm)
         if isinstance(self.losses, str) or not isinstance(self.losses, Iterable):
-            raise ValueError(f"losses={self.losses!r}: expected a list of losses")
+            raise invalid("losses", "a list of losses", self.losses)
         object.__setattr__(self, "losses", tuple(self.losses))
         for loss in self.losses:
             check_loss(loss)
         if self.attacks is not None:
             if not isinstance(self.attacks, Iterable):
-                raise ValueError(f"attacks={self.attacks!r}: expected a list of attacks")
+                raise invalid("attacks", "a list of attacks", self.attacks)
             object.__setattr__(self, "attacks", tuple(self.attacks))
             if not self.attacks:
-                raise ValueError("attacks = []: expected one at least, as nothing breaks nothing")
+                raise invalid("attacks", "a list of one attack or more", [])
             for attack in self.attacks:
                 if not isinstance(attack, Attack):
-                    raise ValueError(f"attacks: {attack!r} is none, expected one such as PGD(eps=0.1)")
+                    raise invalid("attacks", "a list of attacks such as PGD(eps=0.1)", attack)
                 if attack.bounds != self.bounds:
-                    raise ValueError(f"attacks: {attack} has other bounds than the worst case, {self.bounds}")
+                    raise invalid("attacks", f"attacks with bounds={self.bounds}", attack)
 
     def attack_list(self) -> tuple[Attack, ...]:
         """The attacks in the order they are run."""
@@ -85,10 +87,8 @@ class WorstCase(Attack):
         # A seed each, so that a sample is not tried from the same random point again.
         return tuple(kind(seed=self.seed + i, **ball, **own) for i, (kind, own) in enumerate(makers))
 
-    def attack(
-        self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor
-    ) -> AttackResult:
-        label = surface.replayed_logits(x).argmax(1)
+    def attack(self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor) -> AttackResult:
+        label = clean = surface.replayed_logits(x).argmax(1)
         wrong = label != y if target is None else label == target
         steps, winner = torch.zeros_like(y), torch.where(wrong, -2, -1)
         x_adv, zero = x.clone(), torch.zeros_like(wrong)
@@ -116,10 +116,12 @@ class WorstCase(Attack):
         return measure(
             x,
             x_adv,
+            y=y,
             success=winner != -1,
             prediction=label,
             steps=steps,
             bounds=self.bounds,
+            clean_prediction=clean,
             zero_at_start=None if blind else zero,
             target=target,
             winner=winner,

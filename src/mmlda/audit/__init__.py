@@ -1,5 +1,8 @@
-"""Is the robustness real? Attacks of many kinds on one network, and a verdict."""
+"""Is the robustness real? Attacks that are blind in different ways on one network, checks, and a verdict.
 
-from mmlda.audit.verdict import audit, default_eps
+profile (before any attack) -> trials (attacks) -> checks -> verdict; text, figures and records apart
+"""
 
-__all__ = ["audit", "default_eps"]
+from mmlda.audit.run import Audit, audit, default_eps, replay
+
+__all__ = ["Audit", "audit", "default_eps", "replay"]

@@ -1,302 +1,229 @@
-"""The attacks of an audit, and who is still right after each."""
+"""The attacks of an audit, and which images are still classified correctly after each."""
 
 from __future__ import annotations
 
-import copy
-import math
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Collection
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmlda._utils.progress import progress
 from mmlda.attacks import APGD, BIM, FGSM, PGD, Attack, Square, WorstCase
-from mmlda.attacks.surface import Model, Surface
-from mmlda.audit.views import (
-    StraightThrough,
-    averaged,
-    derivable,
-    feature_loss,
-    logarithm,
-    straight,
-    undisturbed,
-    with_gradient,
-)
+from mmlda.attacks.surface import Model
+from mmlda.audit.profile import Subject, Views
+from mmlda.audit.views import View, derivable, feature_loss, with_gradient
+from mmlda.results import wilson
 
-__all__ = ["Attacked", "Case", "run_all"]
+__all__ = ["Plan", "Settings", "Trial", "plans", "run_trials"]
 
-RANDOM = 1e-3  # two passes differ by more than this share of the spread of an image's logits
-RARELY = 64  # passes over two images: what one pass in twenty does is missed by 4 audits in a hundred
-PROBED = 32  # images at which a step without a gradient is looked for
-ENDS = 0.01  # how near to 0 and 1 the outputs of sigmoids come: what the attacks warn of
-TINY = 2.0**-24  # of the margin's gradient: what softmax may cost before a float32 has no bits left
+CE, MARGIN, DLR, TARGETED, FEATURES = "cross-entropy", "margin", "DLR", "targeted", "feature distance"
+BOTH = "cross-entropy and margin"
+LOSSES: dict[str, dict[str, Any]] = {
+    CE: {},
+    MARGIN: {"loss": "margin"},
+    DLR: {"loss": "dlr"},
+    TARGETED: {"loss": "targeted", "target": "every", "targets": 3},
+}
+ATTACKS: dict[str, Any] = {"BIM": BIM, "PGD": PGD, "APGD": APGD}
+BIM_STEPS = 10  # of the paper's BIM
 
-
-def differ(one: Tensor, two: Tensor) -> bool:
-    """Whether two passes, or two gradients, differ by more than kernels whose order of summation varies."""
-    far = (one - two).abs().amax(1)
-    return bool((far > RANDOM * torch.maximum(one.amax(1) - one.amin(1), two.amax(1) - two.amin(1))).any())
+Kind = Literal["clean", "standard", "white", "black", "transfer", "curve", "unbounded"]
+Seen = Literal["own", "float64", "straight-through", "averaged"]
 
 
-@dataclass
-class Attacked:
-    """Who was still right after an attack: bool [n]. The standard attacks are those a paper would report."""
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The arguments of an audit that its attacks depend on."""
 
-    name: str
+    eps: float
+    steps: int = 20
+    queries: int = 300
+    passes: int = 16
+    batch_size: int = 128
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """An attack to run.
+
+    Args:
+        attack: its class: "FGSM", "BIM", "PGD", "APGD", "Square"; "none" for the images as they are.
+        loss: what it climbs; empty without a gradient.
+        surface: "logits", "probabilities" or "features".
+        eps: the L-infinity radius.
+        kind: "standard" attacks are those a paper would report; "curve" and "unbounded" are at other radii too.
+        steps: gradient steps, or queries of Square.
+        view: what the attack sees: the network itself, its float64 copy, straight-through or averaged gradients.
+    """
+
+    attack: str
+    loss: str = ""
     surface: str
     eps: float
-    left: Tensor
-    kind: str  # "standard", "white", "black", "transfer", "curve" or "unbounded"
+    kind: Kind
+    steps: int = 0
+    view: Seen = "own"
 
 
-@dataclass
-class Case:
-    """A network and images under audit, and what has been found out about them."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trial(Plan):
+    """An attack that was run. `held` [n] is True where an image is still classified correctly."""
 
-    net: Model
-    x: Tensor
-    y: Tensor
-    eps: float
-    batch_size: int
-    passes: int
-    rows: list[Attacked] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    numbers: dict[str, float | None] = field(default_factory=dict)
-    zeros: int = 0  # right images whose cross-entropy has no gradient at all
-    cut: int = 0  # right images whose margin has none in float64 either, with the identity in place of known steps
-    moving: Tensor = field(init=False)  # bool [n]: the margin has one
-    proven: Tensor = field(init=False)  # bool [n]: a gradient attack with the whole range breaks the image
+    held: Tensor
 
-    def __post_init__(self) -> None:
-        with torch.no_grad():
-            z, again = (torch.cat([self.net(v) for v in self.x.split(self.batch_size)]) for _ in range(2))
-        if z.ndim != 2 or len(z) != len(self.x) or z.shape[1] < 2 or int(self.y.max()) >= z.shape[1]:
-            what = f"{tuple(z.shape)} for {len(self.x)} images with labels up to {int(self.y.max())}"
-            raise ValueError(f"model returned shape {what}: expected logits [{len(self.x)}, classes]")
-        if not bool(z.isfinite().all()):
-            raise ValueError("model returned NaN or infinity on the images as given: expected finite logits")
-        self.constant = len(z.argmax(1).unique()) == 1  # it may never have looked at the images
-        self.random = differ(z, again) or self._sometimes()
-        total = z.double().sum(1)
-        self.percent = bool((z >= 0).all() & ((total - 100).abs() < 0.1).all())
-        self.probabilities = self.percent or bool((z >= 0).all() & ((total - 1).abs() < 1e-3).all())
-        low, high = float(z.min()), float(z.max())
-        self.sigmoids = not self.probabilities and 0 <= low < ENDS and 1 - ENDS < high <= 1
-        self.model, self.net = self.net, derivable(self.net, self.x[:2])
-        self.own = with_gradient(self.net)
-        self.right = self.judge(self.x)
-        self.wide = self._widened(z)
-        # the surfaces: what the network returns, its logits, its probabilities
-        exact = self.own if self.wide is None else self.wide
-        self.logits = logarithm(exact) if self.probabilities else self.own
-        self.softmax: Model = self.own if self.probabilities else lambda v: self.own(v).softmax(1)
-        base = self.net if self.wide is None or not self.probabilities else self.wide
-        self.found = self._steps(base)
-        seen = straight(base) if self.found else with_gradient(base)
-        seen = logarithm(seen) if self.probabilities else seen
-        self.averaged = averaged(seen, self.passes) if self.random else None
-        self.straight = seen if self.found else None
-        best = straight(exact) if self.found else exact  # what a gradient is to be had from, if from anywhere
-        self.best = logarithm(best) if self.probabilities else best
-        with torch.no_grad():
-            double = self.probabilities and self.wide is not None
-            z = torch.cat([self.logits(v.double() if double else v) for v in self.x.split(self.batch_size)])
-        top = z.double().topk(2, dim=1).values
-        self.gaps = (top[:, 0] - top[:, 1]).cpu()
+    @property
+    def n(self) -> int:
+        return len(self.held)
 
-    def _sometimes(self) -> bool:
-        """Whether passes differ now and then. The generators are as before."""
-        with undisturbed(self.x.device, 0), torch.no_grad():
-            first = self.net(self.x[:2])
-            return any(differ(first, self.net(self.x[:2])) for _ in range(RARELY - 1))
+    @property
+    def right(self) -> int:
+        """How many images are still classified correctly."""
+        return int(self.held.sum())
 
-    def _steps(self, base: Model) -> list[str]:
-        """The functions without a gradient that are on the way from the image to the margin.
+    @property
+    def share(self) -> float:
+        return self.right / self.n
 
-        Those are the ones without whose straight-through the gradient is another. One at a time is left out, not put
-        in: of two in a row, neither alone lets a gradient through. What an `assert` does to the image changes nothing.
-        """
-        x, y = self.x[:PROBED], self.y[:PROBED]
-        x = x.double() if self.probabilities and self.wide is not None else x
-
-        def gradient(without: str = "") -> Tensor:
-            model = logarithm(straight(base, without)) if self.probabilities else straight(base, without)
-            with undisturbed(x.device, 0):  # the same random numbers each time
-                return Surface(model, y).gradient("margin", x, y)[2].flatten(1)
-
-        mode = StraightThrough()
-        try:
-            with mode, torch.enable_grad():
-                self.net(self.x[:1].clone().requires_grad_(True))
-            whole = gradient() if mode.found else None
-            return [word for word in sorted(mode.found) if whole is not None and differ(whole, gradient(word))]
-        except (RuntimeError, TypeError, ValueError):  # it cannot be run so, and no attack on it could
-            return []
-
-    def _widened(self, z: Tensor) -> Model | None:
-        """The network in float64, if a copy of it runs there and says the same."""
-        try:
-            if not isinstance(self.model, nn.Module):
-                raise TypeError("not a module")
-            wide = derivable(copy.deepcopy(self.model).double(), self.x[:2].double())
-            with torch.no_grad():
-                again = torch.cat([wide(v.double()) for v in self.x.split(self.batch_size)])
-            if again.dtype != torch.float64:
-                raise TypeError("the output is not float64")
-        except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
-            self.notes.append(f"No float64 copy of the network ({str(error).splitlines()[0][:80]}).")
-            return None
-        return with_gradient(wide)
-
-    def judge(self, v: Tensor, who: Tensor | None = None) -> Tensor:
-        """Who is right at `v`: bool. For a random network, by the majority of fresh passes."""
-        y, votes = self.y if who is None else self.y[who], self.passes if self.random else 1
-        with torch.no_grad():
-            hits = torch.cat([sum((self.net(part).argmax(1) == label).int() for _ in range(votes))
-                              for part, label in zip(v.split(self.batch_size), y.split(self.batch_size))])  # fmt: skip
-        return hits * 2 > votes
-
-    def attack(
-        self, attack: Attack, model: Model, *, who: Tensor | None = None, wide: bool = False
-    ) -> Tensor:
-        """Who of `who` (the right ones, unless told) is still right after the attack: bool [n].
-
-        The attack sees `model`; whether it succeeded is for the network to say.
-        """
-        who = self.right if who is None else who
-        rows, left = who.nonzero().flatten(), who.clone()
-        if len(rows):
-            x = self.x[rows].double() if wide else self.x[rows]
-            moved = attack(model, x, self.y[rows], index=rows).x_adv.to(self.x.dtype)
-            left[rows] = self.judge(moved, rows)
-        return left
-
-    def add(self, name: str, surface: str, eps: float, left: Tensor, kind: str) -> Tensor:
-        self.rows.append(Attacked(name, surface, eps, left.cpu(), kind))
-        return left
-
-    def left(self, *kinds: str) -> Tensor:
-        """Who is right after every attack of these kinds within eps: bool [n], on the CPU."""
-        left = self.right.cpu()
-        for row in self.rows:
-            if row.kind in kinds and row.eps <= self.eps:
-                left = left & row.left
-        return left
+    @property
+    def interval(self) -> tuple[float, float]:
+        """A 95% interval for the share."""
+        return wilson(self.right, self.n)
 
 
-def run_all(case: Case, steps: int, queries: int, seed: int, surrogate: Model | None, show: bool) -> None:
-    """Every attack of the audit on the case, as rows of it."""
-    eps = case.eps
-    own = "probabilities" if case.probabilities else "logits"
-    double = case.probabilities and case.wide is not None  # the logits are then those of the float64 copy
-    common: dict[str, Any] = {"seed": seed, "batch_size": case.batch_size}
-    ball: dict[str, Any] = {"eps": eps, **common}
-    apgd: dict[str, Any] = {"steps": steps, **ball}
-    case.add("no attack", own, 0.0, case.right, "clean")
-    _gradients(case)
-    jobs: list[tuple[str, str, str, Attack, Model, bool]] = [
-        ("FGSM, cross-entropy", own, "standard", FGSM(**ball), case.own, False),
-        ("BIM, cross-entropy", own, "standard", BIM(**ball), case.own, False),
-        (f"BIM, cross-entropy, {2 * steps} steps", own, "standard", BIM(steps=2 * steps, **ball), case.own, False),
-        ("PGD, cross-entropy", own, "standard", PGD(**apgd), case.own, False),
-    ]
-    if case.wide is not None:
-        jobs += [("APGD, cross-entropy, float64", own, "white", APGD(**apgd), case.wide, True)]
-    aims: list[tuple[str, dict[str, Any]]] = [("margin", {"loss": "margin"}), ("cross-entropy", {})]
-    for aim, more in aims:
-        kind = "standard" if own == "probabilities" and not more else "white"
-        jobs.append((f"APGD, {aim}", "probabilities", kind, APGD(**more, **apgd), case.softmax, False))
-    more_losses: list[tuple[str, dict[str, Any]]] = [
-        ("DLR", {"loss": "dlr"}), ("targeted", {"loss": "targeted", "target": "every", "targets": 3}),
-    ]
-    for aim, more in (*aims, *more_losses):
-        kind = "standard" if own == "logits" and not more else "white"
-        jobs.append((f"APGD, {aim}", "logits", kind, APGD(**more, **apgd), case.logits, double))
-    if (loss := feature_loss(case.model, case.x, case.y)) is not None:
-        jobs.append(("APGD, feature distance", "features", "white", APGD(loss=loss, **apgd), case.own, False))
-    fixed: dict[str, Any] = {"steps": steps, "step_size": 2.5 * eps / steps, **ball}
-    if case.straight is not None:
-        for aim, more in aims:
-            name = f"BIM, {aim}, straight-through"
-            jobs.append((name, "logits", "white", BIM(**more, **fixed), case.straight, double))
-    if case.averaged is not None:
-        for aim, more in aims:
-            jobs.append((f"BIM, {aim}, averaged", "logits", "white", BIM(**more, **fixed), case.averaged, double))
-    jobs.append((f"Square, {queries} queries", "logits", "black", Square(queries=queries, **ball), case.logits, double))
-    radii = [r for r in (eps / 2, eps, 2 * eps, 4 * eps) if r < 1]
-    with progress("audit", len(jobs) + len(radii) + 2, unit="attacks", every=10.0, show=show) as report:
-        done = 0
-        for name, surface, kind, attack, model, wide in jobs:
-            left = case.add(name, surface, eps, case.attack(attack, model, wide=wide), kind)
-            report(done := done + 1, accuracy=float(left.double().mean()))
-        if surrogate is not None:
-            left = case.right
-            for _, more in aims:
-                left = left & case.attack(BIM(**more, **fixed), surrogate, who=left)
-            case.add("transfer from the other network", own, eps, left, "transfer")
-        report(done := done + 1)
-        for radius in radii:
-            both = [BIM(eps=radius, **more, **common) for _, more in aims[::-1]]
-            left = case.attack(WorstCase(eps=radius, attacks=both, **common), case.own)
-            case.add("BIM, cross-entropy and margin", own, radius, left, "curve")
-            report(done := done + 1, accuracy=float(left.double().mean()))
-        _unbounded(case, own, steps, common, double)
-        report(done + 1)
+def tried(plan: Plan, held: Tensor) -> Trial:
+    return Trial(held=held.cpu(), **{field.name: getattr(plan, field.name) for field in fields(Plan)})
 
 
-def _unbounded(case: Case, own: str, steps: int, common: dict[str, Any], double: bool) -> None:
-    """The whole range, from the image itself: who is left by the network's gradients, then by the best there are."""
-    whole: dict[str, Any] = {"eps": 1.0, "steps": steps, "step_size": 2.5 / steps, **common}
-    ways = [BIM(**whole), BIM(loss="margin", **whole)]
-    every = BIM(loss="targeted", target="every", **whole)
-    left = case.right
-    for attack in ways:
-        left = case.attack(attack, case.own, who=left)
-    left = left & (case.attack(every, case.own, who=left & case.moving) | ~case.moving)
-    case.add("BIM, cross-entropy and margin", own, 1.0, left, "unbounded")
-    for model in (case.logits if case.probabilities else None, case.straight, case.averaged):
-        if model is not None:
-            left = case.attack(ways[1], model, who=left, wide=double)
-    case.numbers["unbounded_best_gradients"] = 100 * float(left.double().mean())
-    case.proven = ~left.cpu()
+def plans(s: Settings, own: str, extras: Collection[str]) -> list[Plan]:
+    """Every attack of the audit, in the order of its table.
+
+    `own` is the surface of the network's own output. `extras` are those of "float64", "features", "straight-through",
+    "averaged" and "surrogate" that the network has.
+    """
+
+    def white(attack: str, loss: str, surface: str, view: Seen = "own", steps: int = s.steps) -> Plan:
+        kind: Kind = "standard" if (loss, surface, view) == (CE, own, "own") else "white"
+        return Plan(attack=attack, loss=loss, surface=surface, eps=s.eps, kind=kind, steps=steps, view=view)
+
+    def bim(kind: Kind, eps: float, steps: int) -> Plan:
+        return Plan(attack="BIM", loss=BOTH, surface=own, eps=eps, kind=kind, steps=steps)
+
+    made = [Plan(attack="none", surface=own, eps=0.0, kind="clean"), white("FGSM", CE, own, steps=1)]
+    made += [white("BIM", CE, own, steps=steps) for steps in (BIM_STEPS, 2 * s.steps)]
+    made.append(white("PGD", CE, own))
+    if "float64" in extras:
+        made.append(white("APGD", CE, own, "float64"))
+    made += [white("APGD", loss, "probabilities") for loss in (MARGIN, CE)]
+    made += [white("APGD", loss, "logits") for loss in (MARGIN, CE, DLR, TARGETED)]
+    if "features" in extras:
+        made.append(white("APGD", FEATURES, "features"))
+    views: tuple[Seen, ...] = ("straight-through", "averaged")
+    made += [white("BIM", loss, "logits", view) for view in views if view in extras for loss in (MARGIN, CE)]
+    made.append(Plan(attack="Square", surface="logits", eps=s.eps, kind="black", steps=s.queries))
+    if "surrogate" in extras:
+        made.append(bim("transfer", s.eps, s.steps))
+    made += [bim("curve", eps, BIM_STEPS) for eps in (s.eps / 2, s.eps, 2 * s.eps, 4 * s.eps) if eps < 1]
+    return [*made, bim("unbounded", 1.0, s.steps)]
 
 
-def _gradients(case: Case) -> None:
-    """Input gradients of the cross-entropy at the images that are right, in float32 and in float64."""
-    rows = case.right.nonzero().flatten()
-    names = ("zero_gradient", "zero_gradient_float64", "zero_gradient_margin", "tiny_gradient", "wrong_sign",
-             "agreement", "no_gradient")  # fmt: skip
-    found: dict[str, list[Tensor]] = {name: [] for name in names}
-    for part in rows.split(case.batch_size) if len(rows) else ():
-        x, y = case.x[part], case.y[part]
-        ce, steep = (Surface(case.own, y).gradient(loss, x, y)[2].flatten(1) for loss in ("ce", "margin"))
-        size, scale = ce.abs().amax(1), steep.abs().amax(1)
-        found["zero_gradient"].append(size == 0)
-        found["tiny_gradient"].append(size <= TINY * scale)
-        found["zero_gradient_margin"].append(still := scale == 0)
-        if bool(still.any()):  # to be asked again, where float32 and softmax are no excuse
-            v = x if case.wide is None else x.double()
-            best = Surface(case.best, y).gradient("margin", v, y)[2].flatten(1)
-            # the logarithm of a probability that is 0 has no gradient, whatever there is before the softmax
-            seen = case.gaps[part.cpu()].to(v.device) < -math.log(torch.finfo(v.dtype).tiny) - 1
-            still = still & (best == 0).all(1) & (seen | (not case.probabilities))
-        found["no_gradient"].append(still)
-        if case.wide is not None:
-            exact = Surface(case.wide, y).gradient("ce", x.double(), y)[2].flatten(1)
-            found["zero_gradient_float64"].append((exact == 0).all(1))
-            found["wrong_sign"].append((ce.sign() != exact.sign()).double().mean(1))
-        if case.averaged is not None:
-            x = x.double() if case.probabilities and case.wide is not None else x
-            one, two = (Surface(case.averaged, y).gradient("margin", x, y)[2].flatten(1) for _ in range(2))
-            found["agreement"].append(torch.cosine_similarity(one, two, dim=1))
-    case.moving = torch.ones_like(case.right)  # whose margin has a gradient
-    for name, parts in found.items():
-        values = torch.cat(parts) if parts else None
-        case.numbers[name] = None if values is None else 100 * float(values.double().mean())
-        if name == "zero_gradient_margin" and values is not None:
-            case.moving[rows] = ~values
-        if name == "zero_gradient" and values is not None:
-            case.zeros = int(values.sum())
-        if name == "no_gradient" and values is not None:
-            case.cut = int(values.sum())
+def run_trials(
+    subject: Subject, own: str, settings: Settings, surrogate: Model | None = None, show: bool = False
+) -> tuple[tuple[Trial, ...], Tensor]:
+    """Run every attack. The second value [n] is True where a gradient attack with the whole range breaks the image."""
+    views = subject.views
+    loss = feature_loss(subject.model, subject.x, subject.y)
+    there = {
+        "float64": views.float64,
+        "straight-through": views.straight,
+        "averaged": views.averaged,
+        "features": loss,
+        "surrogate": surrogate,
+    }
+    planned = plans(settings, own, [name for name, value in there.items() if value is not None])
+    other = None if surrogate is None else View(with_gradient(derivable(surrogate, subject.x[:2])))
+    made, reached = [], subject.right
+    with progress("audit", len(planned), unit="attacks", every=10.0, show=show) as report:
+        for plan in planned:
+            if plan.kind == "clean":
+                held = subject.right
+            elif plan.kind == "transfer" and other is not None:
+                held = transfer(subject, other, plan, settings)
+            elif plan.kind == "curve":
+                held = attacked(subject, views.own, worst_case(plan, settings), subject.right)
+            elif plan.kind == "unbounded":
+                held, reached = unbounded(subject, plan, settings)
+            else:
+                held = attacked(subject, view_of(views, plan), attack_of(plan, settings, loss), subject.right)
+            made.append(tried(plan, held))
+            report(len(made), accuracy=made[-1].share)
+    return tuple(made), reached.cpu()
+
+
+def attacked(subject: Subject, view: View, attack: Attack, who: Tensor) -> Tensor:
+    """Which images of `who` are still classified correctly after the attack: bool [n].
+
+    The attack sees the view; the network itself decides whether it has succeeded.
+    """
+    rows, held = who.nonzero().flatten(), who.clone()
+    if len(rows):
+        moved = attack(view.model, view.images(subject.x[rows]), subject.y[rows], index=rows).x_adv
+        held[rows] = subject.judge(moved.to(subject.x.dtype), rows)
+    return held
+
+
+def view_of(views: Views, plan: Plan) -> View:
+    named = {"float64": views.float64, "straight-through": views.straight, "averaged": views.averaged}
+    surfaces = {"logits": views.logits, "probabilities": views.probabilities, "features": views.own}
+    return named.get(plan.view) or surfaces[plan.surface]
+
+
+def attack_of(plan: Plan, s: Settings, loss: Any = None) -> Attack:
+    """The attack of a plan; `loss` is the feature distance, where that is its loss."""
+    common: dict[str, Any] = {"eps": plan.eps, "seed": s.seed, "batch_size": s.batch_size}
+    if plan.attack == "FGSM":
+        return FGSM(**common)
+    if plan.attack == "Square":
+        return Square(queries=plan.steps, **common)
+    aim = {"loss": loss} if plan.loss == FEATURES else LOSSES[plan.loss]
+    if plan.view in ("straight-through", "averaged"):
+        return long_bim(plan, s, **aim)
+    attack: Attack = ATTACKS[plan.attack](steps=plan.steps, **aim, **common)
+    return attack
+
+
+def long_bim(plan: Plan, s: Settings, **aim: Any) -> BIM:
+    """BIM with steps long enough to cross the ball 2.5 times."""
+    step_size = 2.5 * plan.eps / plan.steps
+    return BIM(eps=plan.eps, steps=plan.steps, step_size=step_size, seed=s.seed, batch_size=s.batch_size, **aim)
+
+
+def worst_case(plan: Plan, s: Settings) -> WorstCase:
+    common: dict[str, Any] = {"eps": plan.eps, "seed": s.seed, "batch_size": s.batch_size}
+    return WorstCase(attacks=[BIM(steps=plan.steps, **LOSSES[loss], **common) for loss in (CE, MARGIN)], **common)
+
+
+def transfer(subject: Subject, other: View, plan: Plan, s: Settings) -> Tensor:
+    """Which images survive the adversarial images of another network."""
+    held = subject.right
+    for loss in (MARGIN, CE):
+        held = held & attacked(subject, other, long_bim(plan, s, **LOSSES[loss]), held)
+    return held
+
+
+def unbounded(subject: Subject, plan: Plan, s: Settings) -> tuple[Tensor, Tensor]:
+    """Attacks with the whole range, from the image itself: what survives the network's own gradients; what any breaks.
+
+    The own gradients are those of the cross-entropy, the margin, and the margin towards each class in turn.
+    """
+    views, held = subject.views, subject.right
+    for loss in (CE, MARGIN):
+        held = attacked(subject, views.own, long_bim(plan, s, **LOSSES[loss]), held)
+    every = long_bim(plan, s, loss="targeted", target="every")
+    held = held & (attacked(subject, views.own, every, held & subject.moving) | ~subject.moving)
+    left = held
+    for view in (views.logits if views.logits.model is not views.own.model else None, views.straight, views.averaged):
+        if view is not None:
+            left = attacked(subject, view, long_bim(plan, s, **LOSSES[MARGIN]), left)
+    return held, ~left

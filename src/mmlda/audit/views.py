@@ -1,4 +1,4 @@
-"""A network seen in the ways an audit attacks it: differentiable, straight through its steps, averaged, as logits."""
+"""Wrappers around a network that an audit attacks: differentiable, straight-through, averaged, as logits."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,22 +16,54 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from mmlda.attacks.surface import Model
+from mmlda.attacks.surface import Model, Surface
 from mmlda.models.heads import MaxMahalanobisHead
 
-__all__ = ["StraightThrough", "averaged", "copied", "derivable", "feature_loss", "logarithm", "straight",
-           "undisturbed", "with_gradient"]  # fmt: skip
+__all__ = [
+    "StraightThrough",
+    "View",
+    "averaged",
+    "copied",
+    "derivable",
+    "feature_loss",
+    "logarithm",
+    "straight",
+    "undisturbed",
+    "with_gradient",
+]
+
+# Warnings of the attacks that the checks report, or that do not matter in an audit.
+SILENCED = (
+    "the model seems to return prob",
+    "outputs between 0 and 1, up to both ends",
+    "the model cannot be captured",
+    '"dlr"',
+)
+
+
+@dataclass(frozen=True)
+class View:
+    """One way to look at the network: a model, and whether it takes images in float64."""
+
+    model: Model
+    float64: bool = False
+
+    def images(self, x: Tensor) -> Tensor:
+        return x.double() if self.float64 else x
+
+    def gradient(self, loss: str, x: Tensor, y: Tensor) -> Tensor:
+        """The gradient of the loss in the pixels: [N, pixels]."""
+        return Surface(self.model, y).gradient(loss, self.images(x), y)[2].flatten(1)
 
 
 @contextmanager
 def undisturbed(place: torch.device, seed: int) -> Iterator[None]:
-    """Random networks start from the seed, and every generator is given back as it was."""
+    """Seed every random generator inside, and restore their states afterwards."""
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []), warnings.catch_warnings():
-            for message in ("the model seems to return prob", "outputs between 0 and 1, up to both ends",
-                            "the model cannot be captured", '"dlr"'):  # fmt: skip
-                warnings.filterwarnings("ignore", message)  # said in the evidence, or of no interest here
+            for message in SILENCED:
+                warnings.filterwarnings("ignore", message)
             torch.default_generator.manual_seed(seed)
             if place.type == "cuda":
                 with torch.cuda.device(place):
@@ -44,12 +77,12 @@ def undisturbed(place: torch.device, seed: int) -> Iterator[None]:
 
 
 def copied(model: Model, place: torch.device) -> Model:
-    """A copy in eval mode on the device, without gradients of its own; a function as it is."""
+    """A copy on the device, in eval mode and with frozen parameters; a plain function is returned as it is."""
     return copy.deepcopy(model).to(place).eval().requires_grad_(False) if isinstance(model, nn.Module) else model
 
 
 def with_gradient(model: Model) -> Model:
-    """The model with a zero gradient where it has none: an attack on it stands still, instead of failing."""
+    """The model with a gradient of 0 where autograd has none, so that an attack stands still instead of failing."""
 
     def call(x: Tensor) -> Tensor:
         z = model(x)
@@ -59,24 +92,24 @@ def with_gradient(model: Model) -> Model:
 
 
 def joined(z: Tensor, x: Tensor) -> Tensor:
-    """z, which depends on x with a gradient of 0."""
+    """z, attached to x with a gradient of 0."""
     return z + (0.0 * x).flatten(1).sum(1).view(-1, *[1] * (z.ndim - 1))
 
 
 class Underived(TorchFunctionMode):
-    """Inside, a function that torch has no derivative for has the gradient 0, instead of an error."""
+    """Inside, a function without a derivative in torch has the gradient 0 instead of raising an error."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if isinstance(out, Tensor) and out.grad_fn is not None and out.grad_fn.name().endswith("NotImplemented"):
-            return out.data  # not detach, for which StraightThrough would put the identity
+            return out.data  # not detach(), which StraightThrough replaces by the identity
         return out
 
 
 def derivable(model: Model, x: Tensor) -> Model:
-    """The model; where torch cannot differentiate it at `x`, with a gradient of 0 in place of what is missing.
+    """The model, with a gradient of 0 where torch cannot differentiate it at `x`.
 
-    It cannot where a function has no derivative (`x // c`), or where parameters have a gradient and the image has not.
+    That is where a function has no derivative (`x // c`), or where only the parameters have a gradient.
     """
 
     def underived(v: Tensor) -> Tensor:
@@ -104,9 +137,9 @@ def derivable(model: Model, x: Tensor) -> Model:
 
 
 class StraightThrough(TorchFunctionMode):
-    """Inside, functions whose gradient is 0 almost everywhere or that cut the graph have the identity's (BPDA).
+    """Inside, functions that round or cut the graph have the gradient of the identity (BPDA).
 
-    A division that rounds has the division's. `without` is a function to leave as it is.
+    A division that rounds has the gradient of the division. `without` names a function to leave as it is.
     """
 
     steps = ("round", "floor", "ceil", "trunc", "fix", "sign", "sgn", "detach")
@@ -140,6 +173,8 @@ class StraightThrough(TorchFunctionMode):
 
 
 def straight(model: Model, without: str = "") -> Model:
+    """The model with straight-through gradients."""
+
     def call(x: Tensor) -> Tensor:
         with StraightThrough(without):
             return model(x)
@@ -148,6 +183,8 @@ def straight(model: Model, without: str = "") -> Model:
 
 
 def averaged(model: Model, passes: int) -> Model:
+    """The mean of several passes of a random model (EOT)."""
+
     def call(x: Tensor) -> Tensor:
         return torch.stack([model(x) for _ in range(passes)]).mean(0)
 
@@ -155,7 +192,7 @@ def averaged(model: Model, passes: int) -> Model:
 
 
 def logarithm(model: Model) -> Model:
-    """Logits of a network that returns probabilities."""
+    """The logits of a network that returns probabilities: their logarithms."""
 
     def call(x: Tensor) -> Tensor:
         p = model(x)
@@ -165,7 +202,7 @@ def logarithm(model: Model) -> Model:
 
 
 def feature_loss(net: Any, x: Tensor, y: Tensor) -> Callable[..., Tensor] | None:
-    """-||z - mu_k||^2 to the nearest mean of another class, as a loss to climb; None where there are no features."""
+    """-||z - mu_k||^2 to the nearest mean of another class, as a loss to climb; None without `net.features`."""
     features = getattr(net, "features", None)
     if not callable(features):
         return None
@@ -175,9 +212,8 @@ def feature_loss(net: Any, x: Tensor, y: Tensor) -> Callable[..., Tensor] | None
     head = getattr(net, "head", None)
     if isinstance(head, MaxMahalanobisHead):
         means = head.means
-    else:  # classes without an image have their centroid at infinity
-        means = torch.stack([z[y == k].mean(0) if (y == k).any() else torch.full_like(z[0], torch.inf)
-                             for k in range(int(y.max()) + 1)])  # fmt: skip
+    else:
+        means = _centroids(z, y)
 
     def loss(model: Model, v: Tensor, label: Tensor) -> Tensor:
         squared = (features(v).flatten(1)[:, None] - means).square().sum(2)  # [N, L]
@@ -185,3 +221,9 @@ def feature_loss(net: Any, x: Tensor, y: Tensor) -> Callable[..., Tensor] | None
         return value if value.requires_grad else joined(value, v)
 
     return loss
+
+
+def _centroids(z: Tensor, y: Tensor) -> Tensor:
+    """The mean of each class [L, p]; a class without an image has its centroid at infinity."""
+    nowhere = torch.full_like(z[0], torch.inf)
+    return torch.stack([z[y == k].mean(0) if (y == k).any() else nowhere for k in range(int(y.max()) + 1)])

@@ -26,7 +26,8 @@ from mmlda.cli.options import (
     pick,
     prepare,
 )
-from mmlda.results import Result
+from mmlda.paper import PARTS
+from mmlda.results import Result, label
 
 
 @app.command(epilog="Example: mmlda attack runs/digits --attack pgd:0.1,steps=50 --n 200 --out runs/attack")
@@ -64,10 +65,10 @@ def attack(
 
 def _summary(result: Result, folder: Path) -> list[str]:
     numbers, (low, high) = result.numbers, result.interval or (0.0, 0.0)
-    clean, images = 100 * float(numbers["clean_accuracy"] or 0), f"{result.n} images of {result.cell['data']}"
+    clean, images = 100 * float(numbers["clean_accuracy"] or 0), f"{result.n} images of {result.dataset}"
     lines = [
-        f"{result.cell['attack']} on {images}: accuracy {clean:.2f}% clean, {result.value:.2f}% under attack "
-        f"(95% interval {low:.2f} to {high:.2f})"
+        f"{result.attack} on {images}: accuracy {clean:.2f}% clean, {100 * result.number:.2f}% under attack "
+        f"(95% interval {100 * low:.2f} to {100 * high:.2f})"
     ]
     if numbers["mean_l2"] is not None:
         lines.append(
@@ -145,31 +146,34 @@ def audit(
 
     Prints a verdict (real, none, masked or mixed) with its evidence.
     """
-    from mmlda.audit import verdict as masking
+    import mmlda
 
     place = pick(device)
     net, test = prepare(model, data, root, place)
     other = None if surrogate is None else prepare(surrogate, data, root, place)[0]
-    found = masking.audit(
+    judged = mmlda.audit(
         net, test, eps=eps, surrogate=other, n=n, thorough=thorough, name=model, seed=seed, device=place
     )
+    found = judged.to_result()
     if out is not None:
         found = dataclasses.replace(found, name="audit").save(out)
-        masking.picture(out / "audit.png", found)
+        judged.plot(out / "audit.png")
     if as_json:
         print(json.dumps(dataclasses.asdict(found)))
         return
-    print("\n".join(masking.lines(found)))
+    print(judged)
     if out is not None:
         print(f"{out / 'audit.json'}, {out / 'audit.png'}")
 
 
-PARTS = ["table1", "table2", "table3", "fig2", "fig3", "fig4", "fig5", "theory", "suspects", "pgd", "all"]
+REPRODUCED = [*PARTS, "all"]
 
 
 @app.command(epilog="Example: mmlda reproduce table2 --data cifar10 --shipped --n 500 --out results")
 def reproduce(
-    name: Annotated[str | None, typer.Argument(help=", ".join(PARTS) + ".", autocompletion=lambda: PARTS)] = None,
+    name: Annotated[
+        str | None, typer.Argument(help=", ".join(REPRODUCED) + ".", autocompletion=lambda: REPRODUCED)
+    ] = None,
     data: Annotated[str, typer.Option(help="digits, mnist or cifar10.")] = "digits",
     out: Annotated[Path, typer.Option(help="Folder for the results; finished ones are kept.")] = Path("results"),
     steps: Annotated[int | None, typer.Option(help="Training steps (default: the paper's).")] = None,
@@ -204,7 +208,7 @@ def reproduce(
             raise typer.Exit(1)
         return
     if name is None:
-        raise ValueError(f"name must be one of {', '.join(PARTS)} (or give --verify RESULT), got none")
+        raise ValueError(f"name must be one of {', '.join(REPRODUCED)} (or give --verify RESULT), got none")
     from mmlda import paper
 
     setup = paper.Setup(
@@ -238,15 +242,17 @@ def table(results: list[Result]) -> list[str]:
     for result in results:
         if result.kind in ("claim", "theory"):
             verdict = {True: "holds", False: "does not hold", None: "not decided"}[result.holds]
-            if str(result.cell.get("claim", "")).startswith("suspects"):
+            if result.claim == "suspects":
                 verdict = "asked"  # a question of ours, with an answer
             lines.append(f"{verdict.upper()}: {result.what}. The paper: {result.paper}")
         elif isinstance(result.value, str):
-            lines.append(f"{result.value.upper()}, {result.cell.get('model')}: {result.what}")
+            lines.append(f"{result.value.upper()}, {label(result)}: {result.what}")
         else:
-            value = "-" if result.value is None else f"{result.value:.2f}"
-            span = "" if result.interval is None else f" [{result.interval[0]:.2f}, {result.interval[1]:.2f}]"
-            paper = f"   paper {result.paper:g}" if isinstance(result.paper, int | float) else ""
+            scale = 100 if result.unit == "share" else 1  # percent, where it is printed
+            value = "-" if result.value is None else f"{scale * result.value:.2f}"
+            low, high = (scale * end for end in result.interval or (0.0, 0.0))
+            span = "" if result.interval is None else f" [{low:.2f}, {high:.2f}]"
+            paper = f"   paper {scale * result.paper:.4g}" if isinstance(result.paper, int | float) else ""
             lines.append(f"{result.what:76s} {value:>7s}{span}{paper}")
     return lines
 

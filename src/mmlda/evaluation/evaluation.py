@@ -25,9 +25,9 @@ from mmlda.data import ImageData, as_images
 from mmlda.evaluation.accuracy import first, logits, shares
 from mmlda.evaluation.calibration import calibration_error, fit_temperature
 from mmlda.evaluation.chunks import Chunks
-from mmlda.evaluation.provenance import check_reproducible, describe_attack, identity, provenance
+from mmlda.evaluation.provenance import check_reproducible, describe_attack, identity
 from mmlda.evaluation.robustness import attack_images, small
-from mmlda.results import Result, wilson
+from mmlda.results import Result, traced
 
 __all__ = ["Evaluation", "evaluate"]
 
@@ -48,7 +48,7 @@ class Evaluation:
         text = [f"{'':24s} {'accuracy (%)':>12s}  {'95% interval':>16s}  {'median L2':>9s}  {'median L-inf':>12s}"]
         for result in self.results:
             low, high = result.interval or (math.nan, math.nan)
-            line = f"{_label(result):24s} {result.value:12.2f}  {low:7.2f} .. {high:5.2f}"
+            line = f"{_label(result):24s} {100 * result.number:12.2f}  {100 * low:7.2f} .. {100 * high:5.2f}"
             for key, width in (("median_l2", 9), ("median_linf", 12)):
                 value = result.numbers.get(key)
                 line += f"  {value:{width}.4f}" if value is not None else ""
@@ -93,7 +93,7 @@ def evaluate(
     >>> test = mmlda.data.load("digits")[1]
     >>> model = mmlda.models.build({"backbone": "conv_net", "head": "softmax"}, seed=0).eval()
     >>> found = evaluate(model, test, [mmlda.attacks.FGSM(eps=0.1)], n=50, show=False)
-    >>> found.clean.n, found.attacks[0].cell["attack"]
+    >>> found.clean.n, found.attacks[0].attack
     (50, 'FGSM')
     """
     place, net, images = device_of(model, device), on_device(model, device), first(as_images(data), n)
@@ -119,7 +119,7 @@ def evaluate(
 
 
 def _label(result: Result) -> str:
-    return " ".join(str(result.cell[key]) for key in ("attack", "eps") if key in result.cell) or "clean"
+    return " ".join(str(word) for word in (result.attack, result.eps) if word not in ("", None)) or "clean"
 
 
 def _slug(attack: Attack) -> str:
@@ -141,7 +141,7 @@ def _clean(
     show: bool,
 ) -> Result:
     """Accuracy and calibration on the images as they are."""
-    about, begin = provenance(model, data, place, name), time.perf_counter()
+    about, begin = traced(model, data, place, name), time.perf_counter()
     own, who = (None, {}) if folder is None else (folder / "clean", identity(about))
     z = _chunked_logits(model, data, Chunks(own, len(data), chunk, who), place, show).double()
     if bool(z.isnan().any()):
@@ -162,16 +162,14 @@ def _clean(
             "nll_scaled": F.cross_entropy(z / t, labels).item(),
             "ece_scaled": calibration_error((z / t).softmax(1), labels),
         }
-    low, high = wilson(round(found.accuracy * len(data)), len(data))
-    result = Result(
+    result = Result.counted(
+        round(found.accuracy * len(data)),
+        len(data),
         name="clean",
         kind="evaluation",
         what=f"accuracy on {len(data)} images of {data.name or 'the data'}",
-        cell={"data": data.name, "model": name},
-        value=100 * found.accuracy,
-        unit="%",
-        interval=(100 * low, 100 * high),
-        n=len(data),
+        dataset=data.name,
+        head=getattr(model, "config", {}).get("head", ""),
         seconds=time.perf_counter() - begin,
         numbers={key: value if math.isfinite(value) else None for key, value in numbers.items()},
         series={

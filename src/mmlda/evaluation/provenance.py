@@ -1,51 +1,27 @@
-"""What a result was made with: network, data, attack, versions."""
+"""What identifies saved work: an attack with its settings, the network and the data."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import sys
 from functools import reduce
 from typing import Any
 
-import torch
-from torch import nn
-
 from mmlda._utils.checks import invalid
-from mmlda._utils.device import Model
-from mmlda._utils.tensors import packed
 from mmlda.attacks import Attack
-from mmlda.data import ImageData
-from mmlda.results import code_version, versions
 
-__all__ = ["check_reproducible", "describe_attack", "identity", "provenance"]
+__all__ = ["check_reproducible", "describe_attack", "identity"]
 
 
-def provenance(model: Model, data: ImageData, device: torch.device, name: str = "") -> dict[str, Any]:
-    """Where a result comes from, as fields of `Result`: data, network, device, versions, commit.
-
-    The network's hash is None for a plain function and for a module without weights.
-    """
-    weights = model.state_dict() if isinstance(model, nn.Module) else {}
-    found = versions(device)
-    return {
-        "data": {"name": data.name, "images": len(data), "sha256": data.digest()},
-        "network": {"name": name, "sha256": hashlib.sha256(packed(weights)).hexdigest() if weights else None},
-        "device": found["device"],
-        "versions": found,
-        "commit": code_version(),
-    }
-
-
-def identity(about: dict[str, Any]) -> dict[str, Any]:
-    """What must be the same for saved work to be resumed, from its `provenance`: data, network and attack.
+def identity(about: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """What must be the same for saved work to be resumed: data and network of `mmlda.results.traced`, and `more`.
 
     A network without a hash is identified by its name, so it must have one.
     """
-    network = about["network"]["sha256"] or about["network"]["name"]
+    network = about["network_sha256"] or about["network"]
     if not network:
         raise invalid("name", "given for a model without weights where results are saved", network)
-    return {key: about[key] for key in ("data", "attack") if key in about} | {"network": network}
+    return {"data": about["data"], "network": network, **more}
 
 
 def describe_attack(attack: Attack) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from mmlda.attacks import BIM, FGSM, ILCM, PGD, Attack, CarliniWagner, compiled
 from mmlda.data import ImageData, as_images
 from mmlda.evaluation.accuracy import first, predictions
 from mmlda.evaluation.chunks import Chunks, chunk_files
-from mmlda.evaluation.provenance import check_reproducible, describe_attack, identity, provenance
-from mmlda.results import Result, wilson
+from mmlda.evaluation.provenance import check_reproducible, describe_attack, identity
+from mmlda.results import Result, traced
 
 __all__ = ["adversarial_images", "attack_images", "small"]
 
@@ -63,16 +63,17 @@ def attack_images(
         picture: whether to write `examples.png`.
     """
     place, net, images = device_of(model, device), on_device(model, device), first(as_images(data), n)
-    about = {**provenance(net, images, place, name), "attack": describe_attack(attack)}
-    if compile:
-        about["attack"]["compiled"] = True
+    about, described = traced(net, images, place, name), describe_attack(attack)
     if out is not None:
         check_reproducible(attack)
     size = _chunk_size(attack, images, place) if chunk is None else chunk
-    chunks = Chunks(out, len(images), size, {} if out is None else identity(about))
+    asked = described | ({"compiled": True} if compile else {})
+    chunks = Chunks(out, len(images), size, {} if out is None else identity(about, attack=asked))
     _attack_missing(net, images, attack, chunks, place, compile=compile, show=show)
     parts = chunks.load()
     joined = {key: torch.cat([part[key] for part in parts]) for key in (*OUTCOMES, "clean")}
+    head = getattr(net, "config", {}).get("head", "")
+    about |= {"head": head, "attack": described["name"], "attack_settings": described["settings"], "compiled": compile}
     result = _result(attack, images, joined, parts, about)
     if out is None:
         return result
@@ -128,19 +129,17 @@ def _result(
     labels, n = data.labels.cpu(), len(data)
     right = joined["clean"] == labels
     held = int((right & (joined["prediction"] == labels)).sum())  # a missed target does not count as held
-    low, high = wilson(held, n)
-    kind, eps = type(attack).__name__, about["attack"]["settings"].get("eps")
-    cell = {"data": data.name, "model": about["network"]["name"], "attack": kind}
+    settings = about["attack_settings"]
     zero = [float(part["zero_gradient"]) * len(part["success"]) for part in parts if "zero_gradient" in part]
-    return Result(
+    return Result.counted(
+        held,
+        n,
         name="result",
         kind="evaluation",
-        what=f"accuracy under {kind} on {n} images of {data.name or 'the data'}",
-        cell=cell if eps is None else {**cell, "eps": eps},
-        value=100 * held / n,
-        unit="%",
-        interval=(100 * low, 100 * high),
-        n=n,
+        what=f"accuracy under {about['attack']} on {n} images of {data.name or 'the data'}",
+        dataset=data.name,
+        eps=settings.get("eps"),
+        attack_steps=settings.get("steps"),
         seed=attack.seed,
         seconds=sum(float(part["seconds"]) for part in parts),
         numbers={**_summary(joined, right, labels), "zero_gradient": sum(zero) / n if zero else None},

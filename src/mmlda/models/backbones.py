@@ -5,31 +5,39 @@ A backbone is any module with a `num_features` attribute whose output is [N, num
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmlda._utils.checks import check_count, invalid
+from mmlda._utils.checks import check_choice, check_count, invalid
 from mmlda.models.convolutions import conv3x3
 
 __all__ = ["ConvNet", "ResNet", "conv_net", "fast_convolutions", "resnet", "resnet32"]
 
 
 class _Conv3(nn.Conv2d):
-    """A 3x3 convolution without bias. `fast` (a captured step of training) and `in_cuda_graph` (set by
-    `mmlda.attacks.compiled`; in TF32 too) take the package's own programs where they beat cuDNN's: outside a CUDA graph
-    their launches cost more than they save."""
+    """A 3x3 convolution without bias that can run the package's own programs where they beat cuDNN's.
+
+    Outside a CUDA graph their launches cost more than they save, so two callers that capture one ask for them: training
+    (`fast_convolutions`), and attacks on fixed weights (`for_attack_graph`), which use the TF32 programs too.
+    """
 
     fast = False
-    in_cuda_graph = False
+    attacked = False  # inside an attack's CUDA graph, with fixed weights
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1):
         super().__init__(inputs, outputs, 3, stride, 1, bias=False)
 
+    def for_attack_graph(self, captured: bool) -> None:
+        """The hook of `mmlda.attacks.compiled`."""
+        self.attacked = captured
+
     def forward(self, x: Tensor) -> Tensor:
         # Somebody may have folded a batch norm into it, or spread its filter.
         as_made = self.bias is None and self.padding == self.dilation == (1, 1)
-        if as_made and (self.fast or self.in_cuda_graph):
-            return conv3x3(x, self.weight, self.stride[0], tf32=self.in_cuda_graph)
+        if as_made and (self.fast or self.attacked):
+            return conv3x3(x, self.weight, self.stride[0], tf32=self.attacked)
         return super().forward(x)
 
 
@@ -49,6 +57,13 @@ def fast_convolutions(model: nn.Module, fast: bool) -> None:
             module.fast = fast
 
 
+def _relu(x: Tensor) -> Tensor:
+    return F.relu_(x)
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": _relu, "silu": F.silu}  # by the backbone's setting
+
+
 class _Block(nn.Module):
     """Two 3x3 convolutions and a shortcut without parameters (He 2015's option A: subsample, pad with zeros).
 
@@ -56,8 +71,9 @@ class _Block(nn.Module):
     Pre-activation (He 2016):  x + conv(relu(BN(conv(relu(BN(x)))))).
     """
 
-    def __init__(self, inputs: int, outputs: int, stride: int, preactivation: bool):
+    def __init__(self, inputs: int, outputs: int, stride: int, preactivation: bool, activation: str = "relu"):
         super().__init__()
+        self.activation = _ACTIVATIONS[activation]
         self.preactivation, self.stride, self.extra = preactivation, stride, outputs - inputs
         self.conv1, self.conv2 = _Conv3(inputs, outputs, stride), _Conv3(outputs, outputs)
         self.norm1 = _Norm(inputs if preactivation else outputs)
@@ -72,19 +88,20 @@ class _Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.preactivation:
-            h = self.conv1(F.relu(self.norm1(x)))
-            return self.shortcut(x) + self.conv2(F.relu(self.norm2(h)))
+            h = self.conv1(self.activation(self.norm1(x)))
+            return self.shortcut(x) + self.conv2(self.activation(self.norm2(h)))
         # In place where nothing else needs the values, to spare memory traffic.
-        h = F.relu_(self.norm1(self.conv1(x)))
+        h = self.activation(self.norm1(self.conv1(x)))
         h = self.norm2(self.conv2(h))
         h += self.shortcut(x)
-        return F.relu_(h)
+        return self.activation(h)
 
 
 class ResNet(nn.Module):
     """The CIFAR Resnet of He et al.: a convolution, three stages of (depth - 2) / 6 blocks, global average.
 
     Any number of input channels and any size from 8 x 8. `preactivation=False` is He 2015, `True` is He 2016.
+    `activation` is "relu" or the smooth "silu".
 
     >>> import torch
     >>> net = ResNet(depth=8, channels=1)
@@ -92,15 +109,32 @@ class ResNet(nn.Module):
     torch.Size([2, 64])
     """
 
-    def __init__(self, *, depth: int = 32, channels: int = 3, width: int = 16, preactivation: bool = False):
+    def __init__(
+        self,
+        *,
+        depth: int = 32,
+        channels: int = 3,
+        width: int = 16,
+        preactivation: bool = False,
+        activation: str = "relu",
+    ):
         super().__init__()
+        check_choice("activation", activation, _ACTIVATIONS)
         if depth < 8 or (depth - 2) % 6:
             raise invalid("depth", "6n + 2 with n >= 1 (8, 14, 20, 32, 44, 56, 110, ...)", depth)
         for name, value in (("channels", channels), ("width", width)):
             check_count(name, value, 1)
-        self.config = {"backbone": "resnet", "depth": depth, "channels": channels, "width": width,
-                       "preactivation": preactivation}
+        self.config = {
+            "backbone": "resnet",
+            "depth": depth,
+            "channels": channels,
+            "width": width,
+            "preactivation": preactivation,
+        }
+        if activation != "relu":
+            self.config["activation"] = activation
         self.num_features = 4 * width
+        self.activation = _ACTIVATIONS[activation]
         self.preactivation = preactivation
         self.conv = _Conv3(channels, width)
         self.norm = _Norm(self.num_features if preactivation else width)
@@ -108,7 +142,7 @@ class ResNet(nn.Module):
         for stage in range(3):
             for block in range((depth - 2) // 6):
                 outputs = width * 2**stage
-                blocks.append(_Block(inputs, outputs, 2 if stage and not block else 1, preactivation))
+                blocks.append(_Block(inputs, outputs, 2 if stage and not block else 1, preactivation, activation))
                 inputs = outputs
         self.blocks = nn.Sequential(*blocks)
         for module in self.modules():
@@ -120,9 +154,9 @@ class ResNet(nn.Module):
             raise ValueError(f"x must have shape [N, channels, H, W] with H, W >= 8, got {list(x.shape)}")
         h = self.conv(x)
         if self.preactivation:
-            h = F.relu(self.norm(self.blocks(h)))
+            h = self.activation(self.norm(self.blocks(h)))
         else:
-            h = self.blocks(F.relu(self.norm(h)))
+            h = self.blocks(self.activation(self.norm(h)))
         return h.mean((2, 3))  # [N, 4 * width]
 
 

@@ -7,9 +7,11 @@ The scaling is inside the model, so attacks and users work on plain pixels.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmlda._utils.checks import check_choice, check_count, invalid
@@ -29,6 +31,7 @@ class Classifier(nn.Module):
 
     `latent=None` puts a linear layer between pooled features and a Max-Mahalanobis head (pooled ReLU features
     are never negative, so without it most of the means could not be reached) and none before a softmax head.
+    `normalize=True` puts z on the sphere of radius sqrt(C) on which the means lie (unit vectors for softmax).
 
     >>> from mmlda import MaxMahalanobisHead
     >>> from mmlda.models import conv_net
@@ -49,6 +52,7 @@ class Classifier(nn.Module):
         head: nn.Module,
         *,
         latent: bool | None = None,
+        normalize: bool = False,
         mean: float | tuple[float, ...] = 0.5,
         std: float | tuple[float, ...] = 1.0,
     ):
@@ -70,13 +74,15 @@ class Classifier(nn.Module):
         self.backbone = backbone
         self.latent = nn.Linear(features, dim) if latent else nn.Identity()
         self.head = head
+        self.radius = math.sqrt(getattr(head, "C", 1.0)) if normalize else None
 
     @property
     def num_classes(self) -> int:
         return self.head.num_classes  # type: ignore[return-value]
 
     def features(self, x: Tensor) -> Tensor:
-        return self.latent(self.backbone((x - self.mean) / self.std))  # [N, p]
+        z = self.latent(self.backbone((x - self.mean) / self.std))  # [N, p]
+        return z if self.radius is None else self.radius * F.normalize(z.float(), dim=1)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.features(x))  # [N, L]
@@ -113,6 +119,8 @@ class Classifier(nn.Module):
                 head["priors"] = self.head.priors.tolist()
         else:
             head |= {"head": "softmax"}
+        if self.radius is not None:
+            head["normalize"] = True
         return {
             **backbone,
             **head,
@@ -123,7 +131,7 @@ class Classifier(nn.Module):
 
 
 _BACKBONES = {
-    "resnet": (ResNet, ("depth", "channels", "width", "preactivation")),
+    "resnet": (ResNet, ("depth", "channels", "width", "preactivation", "activation")),
     "conv_net": (ConvNet, ("channels", "width", "batch_norm")),
 }
 
@@ -148,7 +156,7 @@ def build(config: dict[str, Any], *, seed: int | None = None) -> Classifier:
             torch.manual_seed(seed)
         backbone = kind(**{key: config.pop(key) for key in keys if key in config})
         settings = {"num_classes": config.pop("num_classes", 10), "dim": config.pop("dim", backbone.num_features)}
-        outer = {key: config.pop(key) for key in ("latent", "mean", "std") if key in config}
+        outer = {key: config.pop(key) for key in ("latent", "normalize", "mean", "std") if key in config}
         for key in ("mean", "std"):
             if isinstance(outer.get(key), list):
                 outer[key] = tuple(outer[key])

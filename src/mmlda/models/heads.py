@@ -140,7 +140,7 @@ class MaxMahalanobisHead(_Head):
 
     - "ce", Eq. 5's cross-entropy: -log P(y | z).
     - "soft", Appendix B.1's soft target: -sum_k P(k | mu_y) log P(k | z).
-    - "joint", the objective that Appendix B.1 truncates, which does pull z to mu_y:
+    - "centre", the centre loss: the objective that Appendix B.1 truncates, which does pull z to mu_y:
       -log P(z, y) = precision / 2 ||z - mu_y||^2 - log pi_y + p / 2 log(2 pi / precision).
 
     >>> head = MaxMahalanobisHead(num_classes=10, dim=64, C=100.0)
@@ -151,11 +151,11 @@ class MaxMahalanobisHead(_Head):
     >>> round((logits[0, 0] - logits[0, 1]).item(), 2)  # the gap is precision * C * L / (L - 1)
     111.11
     >>> y = torch.tensor([0, 1, 2])
-    >>> head.loss(z, y).item(), head.loss(z, y, "joint", reduction="none").shape
+    >>> head.loss(z, y).item(), head.loss(z, y, "centre", reduction="none").shape
     (0.0, torch.Size([3]))
     """
 
-    losses = ("ce", "soft", "joint")
+    losses = ("ce", "soft", "centre")
     means: Tensor
     precision: Tensor
 
@@ -212,7 +212,7 @@ class MaxMahalanobisHead(_Head):
         # where: a class with prior 0 has log P = -inf, and 0 * -inf is not 0
         return -torch.where(target > 0, target * log_posterior, 0.0).sum(1)  # [N]
 
-    def _joint_loss(self, z: Tensor, y: Tensor) -> Tensor:
+    def _centre_loss(self, z: Tensor, y: Tensor) -> Tensor:
         mu = self.means.index_select(0, y)  # [N, p]
         squared = (z.to(torch.promote_types(z.dtype, mu.dtype)) - mu).square().sum(1)  # [N]
         normaliser = self.dim / 2 * (2 * math.pi / self.precision).log()

@@ -1,7 +1,7 @@
 """3x3 convolutions with few channels as Triton programs: forward, input gradient, weight gradient.
 
-Imported only by `mmlda.models.convolutions`, when a convolution first runs on CUDA. Images are NHWC in memory. Layers of 16 to
-64 channels at CIFAR's sizes are bound by latency: their tensors lie in the L2 cache, and a whole layer has 0.6
+Imported only by `mmlda.models.convolutions`, when a convolution first runs on CUDA. Images are NHWC in memory.
+Layers of 16 to 64 channels at CIFAR's sizes are bound by latency: their tensors lie in the L2 cache, and a whole layer has 0.6
 GFLOP. So a program gathers the taps of a tile of pixels straight into one operand (implicit GEMM), keeps all
 output channels, and reads the float32 weights itself.
 
@@ -317,7 +317,5 @@ def sum_parts(parts: Tensor, weight: Tensor) -> Tensor:
     dw = torch.empty_like(weight)
     s_out, s_in, s_kh, s_kw = dw.stride()
     rows = min(triton.next_power_of_2(splits), 128)
-    _sum_parts[(9 * C * D // _REDUCED,)](
-        parts, dw, s_in, s_out, s_kh, s_kw, C, D, splits, rows, _REDUCED, num_warps=4
-    )
+    _sum_parts[(9 * C * D // _REDUCED,)](parts, dw, s_in, s_out, s_kh, s_kw, C, D, splits, rows, _REDUCED, num_warps=4)
     return dw

@@ -9,24 +9,41 @@ import json
 import time
 from collections.abc import Callable
 
-import torch
-
 from mmlda._utils.files import write_json
 from mmlda.paper.biased import fig3, fig3_control
 from mmlda.paper.figures import fig2, fig4, fig5, latent, theory_figure
 from mmlda.paper.hardened import hardened
-from mmlda.paper.setup import Setup
+from mmlda.paper.robust import audits, robust, worst_case
+from mmlda.paper.setup import Setup, tuned_cells
 from mmlda.paper.suspects import suspects
-from mmlda.paper.tables import audits, robust, table1, table2, table3, tuned_cells, worst_case
-from mmlda.results import Result, versions
+from mmlda.paper.tables import table1, table2, table3
+from mmlda.results import Result, device_name
 
-__all__ = ["PARTS", "Setup", "audits", "fig2", "fig3", "fig3_control", "fig4", "fig5", "hardened", "latent",
-           "reproduce", "robust", "suspects", "table1", "table2", "table3", "theory_figure", "times",
-           "worst_case"]  # fmt: skip
+__all__ = [
+    "PARTS",
+    "Setup",
+    "audits",
+    "fig2",
+    "fig3",
+    "fig3_control",
+    "fig4",
+    "fig5",
+    "hardened",
+    "latent",
+    "reproduce",
+    "robust",
+    "suspects",
+    "table1",
+    "table2",
+    "table3",
+    "theory_figure",
+    "times",
+    "worst_case",
+]
 
 
 def _all_audits(setup: Setup) -> list[Result]:
-    """Of Table 2's networks, fine-tuned ones too."""
+    """The audits of Table 2's networks, fine-tuned ones too."""
     return audits(setup, cells=tuned_cells())
 
 
@@ -43,7 +60,7 @@ PARTS: dict[str, tuple[Callable[[Setup], list[Result]], ...]] = {
     "suspects": (suspects,),
     "pgd": (hardened,),
 }
-BESIDE = ("suspects", "pgd")  # what is no part of the paper
+BESIDE = ("suspects", "pgd")  # not part of the paper
 
 
 def reproduce(name: str, setup: Setup) -> list[Result]:
@@ -53,7 +70,7 @@ def reproduce(name: str, setup: Setup) -> list[Result]:
     is, and "pgd", networks that were trained to be robust.
     """
     if name != "all" and name not in PARTS:
-        raise ValueError(f"name = {name!r}: expected one of {', '.join(PARTS)}, all")
+        raise ValueError(f"name must be one of {', '.join(PARTS)}, all, got {name!r}")
     parts = [part for part in PARTS if part not in BESIDE] if name == "all" else [name]
     results = []
     for step in dict.fromkeys(step for part in parts for step in PARTS[part]):
@@ -72,7 +89,7 @@ def times(setup: Setup) -> dict[str, dict[str, float]]:
 
 
 def _clock(setup: Setup, part: str, seconds: float) -> None:
-    found, device = times(setup), versions(torch.device(setup.device))["device"]
+    found, device = times(setup), device_name(setup.device)
     of = found.setdefault(device, {})
     of[part] = of.get(part, 0.0) + seconds
     setup.work.mkdir(parents=True, exist_ok=True)

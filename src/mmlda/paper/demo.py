@@ -11,13 +11,14 @@ from typing import Any
 
 from mmlda import paper
 from mmlda.paper import Setup
-from mmlda.results import Result
+from mmlda.paper.rows import HAT, MMLDA, SAT, SR
+from mmlda.results import Result, label
 
 __all__ = ["demo", "lines"]
 
-IMAGES = 50  # attacked ones; the worst case is a search
-SEARCH: dict[str, Any] = {"search_steps": 5, "steps": 200}  # of C&W: the paper's are 9 x 10,000
-TUNED = [("SR + SAT", "BIM", 0.12), ("SR + HAT", "BIM", 0.12)]  # one cell each
+IMAGES = 50  # to attack; the worst case is a search
+SEARCH: dict[str, Any] = {"search_steps": 5, "steps": 200}  # C&W; the paper has 9 x 10,000
+TUNED = [(SAT, "BIM", 0.12), (HAT, "BIM", 0.12)]  # one cell each
 SETS = ("BP1-1", "BP1-2", "BP2-1", "BP2-2")
 SHORT = 150  # steps of the many networks of Figures 3 and 5
 
@@ -34,7 +35,7 @@ def demo(out: str | Path = "demo", *, show: bool = True) -> tuple[Path, list[Res
     short = dataclasses.replace(setup, steps=SHORT)
     parts: list[tuple[str, Callable[[], list[Result]]]] = [
         ("theory: distances, robustness and its bound", lambda: paper.theory_figure(setup)),
-        ("Table 1: training softmax (SR) and MM-LDA", lambda: paper.table1(setup, ("SR", "MM-LDA"))),
+        ("Table 1: training softmax (SR) and MM-LDA", lambda: paper.table1(setup, (SR, MMLDA))),
         ("Figure 2: latent features", lambda: paper.fig2(setup)),
         ("Table 2: four attacks, adversarial training",
          lambda: paper.table2(setup, jsma=(("logits", "least-likely"),), cells=TUNED)),
@@ -61,26 +62,25 @@ def lines(results: list[Result]) -> list[str]:
     """The few numbers to see first: accuracy clean and under attack for both heads, and the audits' verdicts."""
     columns = [("clean", "")] + [(kind, f"{eps:g}") for eps in (0.04, 0.12, 0.2) for kind in ("BIM", "worst")]
     text = [f"{'accuracy (%)':12s}" + "".join(f"{kind:>8s} {eps:<4s}" for kind, eps in columns)]
-    for row in ("SR", "MM-LDA"):
-        of = [result for result in results if result.cell.get("model") == row]
-        line = f"{row:12s}"
+    for row in (SR, MMLDA):
+        line = f"{row.label('digits'):12s}"
         for kind, eps in columns:
-            value = next((result.value for result in of if _is(result, kind, eps)), None)
-            shown = 100 - value if kind == "clean" and isinstance(value, float) else value
-            line += f"{shown:8.1f} {'':4s}" if isinstance(shown, float) else f"{'-':>8s} {'':4s}"
+            found = next((result for result in results if row.has(result) and _is(result, kind, eps)), None)
+            share = None if found is None else 1 - found.number if kind == "clean" else found.number
+            line += f"{'-':>8s} {'':4s}" if share is None else f"{100 * share:8.1f} {'':4s}"
         text.append(line.rstrip())
     text.append("")
-    text += [f"audit of {result.cell['model']}: {str(result.value).upper()}. {result.what}" for result in results
+    text += [f"audit of {label(result)}: {str(result.value).upper()}. {result.what}" for result in results
              if result.kind == "audit"]  # fmt: skip
     held = {True: "holds", False: "does not hold", None: "not decided"}
     claims = [result for result in results if result.kind == "claim"]
     text.append("the paper's claims, at this scale: " + ", ".join(
-        f"{r.cell['claim']} {held[r.holds]}" for r in claims))  # fmt: skip
+        f"{r.claim} {held[r.holds]}" for r in claims))  # fmt: skip
     return text
 
 
 def _is(result: Result, kind: str, eps: str) -> bool:
     if kind == "clean":
         return result.kind == "table1"
-    same = f"{result.cell.get('eps', -1):g}" == eps
-    return same and (result.kind == "worst" if kind == "worst" else result.cell.get("attack") == kind)
+    same = result.eps is not None and f"{result.eps:g}" == eps
+    return same and (result.kind == "worst" if kind == "worst" else result.attack == kind)

@@ -18,26 +18,15 @@ from mmlda import theory
 from mmlda._utils.tensors import packed
 from mmlda.data import ImageData, fold_rows
 from mmlda.evaluation.robustness import adversarial_images, predictions
-from mmlda.evaluation.robustness import provenance as traced
-from mmlda.paper.setup import (
-    MOST,
-    Net,
-    Setup,
-    claim,
-    networks,
-    number,
-    plain_rows,
-    provenance,
-    slug,
-    train,
-    trained,
-    variant,
-)
-from mmlda.paper.tables import carlini, kept
-from mmlda.results import Result, wilson
+from mmlda.paper import claims, wording
+from mmlda.paper.comparisons import fold_difference, mean_interval, of_row
+from mmlda.paper.rows import MMLDA, SR, Row, plain_rows
+from mmlda.paper.setup import MOST, Net, Setup, claim, claim_of, kept, networks, slug, train, trained
+from mmlda.paper.tables import PAPERS_SEARCH, carlini
+from mmlda.results import Result, measured_on, traced, wilson
 from mmlda.theory.means import generate_opt_means
-from mmlda.training.recipes import network
-from mmlda.training.sweeps import fold_jobs
+from mmlda.training.recipes import Recipe, network
+from mmlda.training.sweeps import Job, fold_jobs
 
 __all__ = ["fig2", "fig4", "fig5", "latent", "semantic", "theory_figure"]
 
@@ -51,30 +40,29 @@ def fig2(setup: Setup, n: int = 1000) -> list[Result]:
     rows = torch.from_numpy(np.random.default_rng(0).permutation(len(test))[:n].copy())
     part = test.subset(rows)
     results = [_latent(setup, net, part) for net in networks(setup, plain_rows(setup.data))]
-    of: dict[str, list[list[float]]] = {}
-    for r in results:
-        of.setdefault(r.cell["model"], []).append(r.series["silhouettes"])
-    mean = {row: np.array(each).mean(0) for row, each in of.items()}  # over the seeds, image by image
-    for row in [row for row in mean if row != "SR"]:
-        gaps = mean[row] - mean["SR"]
-        gap, half = float(gaps.mean()), 1.96 * float(gaps.std(ddof=1)) / len(gaps) ** 0.5
-        results.append(claim(
-            setup, f"fig2{variant(row)}", f"the classes' silhouette is {mean['SR'].mean():.3f} for SR, "
-            f"{mean[row].mean():.3f} for {row}",
-            True if gap - half > 0 else False if gap + half < 0 else None, value=gap, interval=(gap - half, gap + half),
-            n=len(part), rule="holds if the silhouette of the classes in the latent space is larger for MM-LDA, does "
-            "not if it is smaller, by the 95% interval over the images",
-        ))  # fmt: skip
-    return results
+    base = _silhouettes(results, SR)
+    made = []
+    for row in plain_rows(setup.data)[1:]:
+        ours = _silhouettes(results, row)
+        gap, interval = mean_interval(ours - base)
+        what = wording.silhouettes(row.label(setup.data), float(ours.mean()), float(base.mean()))
+        fields: dict[str, Any] = {"value": gap, "interval": interval, "n": len(part)}
+        made.append(claim_of(setup, "fig2", row, what, claims.features_are_regular(interval), **fields))
+    return [*results, *made]
+
+
+def _silhouettes(results: Sequence[Result], row: Row) -> np.ndarray:
+    """The mean over the seeds, image by image."""
+    return np.array([result.series["silhouettes"] for result in of_row(results, row)]).mean(0)
 
 
 def _latent(setup: Setup, net: Net, part: ImageData) -> Result:
     from sklearn.manifold import TSNE
     from sklearn.metrics import silhouette_samples
 
-    name = f"fig2-{setup.data}-{slug(net.row)}-{net.seed}"
-    about = traced(net.model, part, torch.device(setup.device), net.name)
-    there = kept(setup.out / f"{name}.json", about["network"]["sha256"], len(part))
+    words = net.label(setup.data, "fig2")
+    name = f"fig2-{setup.data}-{slug(words)}-{net.seed}"
+    there = kept(setup, name, net, len(part))
     if there is not None:
         return there
     begin = time.perf_counter()
@@ -92,62 +80,58 @@ def _latent(setup: Setup, net: Net, part: ImageData) -> Result:
     return Result(
         name=name,
         kind="fig2",
-        what=f"silhouette of the classes in the latent features of {net.row} on {setup.data}",
-        cell={"data": setup.data, "model": net.row, "seed": net.seed},
+        what=f"silhouette of the classes in the latent features of {words} on {setup.data}",
         value=float(each.mean()),
         note=setup.note(),
         n=len(part),
-        seed=net.seed,
         seconds=time.perf_counter() - begin,
         series=series,
-        **net.about(),
-        **about,
+        **net.fields(setup.data),
+        **traced(net.model, part, setup.device, net.name),
     ).save(setup.out)
 
 
 def latent(setup: Setup) -> list[Result]:
     """How far the latent features of MM-LDA's test images are from the distribution that the theorems assume."""
-    test = setup.sets()[1]
-    results = []
-    for net in networks(setup, plain_rows(setup.data)[1:]):
-        name = f"latent-{setup.data}-{slug(net.row)}-{net.seed}"
-        about = traced(net.model, test, torch.device(setup.device), net.name)
-        there = kept(setup.out / f"{name}.json", about["network"]["sha256"], len(test))
-        if there is None:
-            begin = time.perf_counter()
-            z = features(net, test.pixels(), setup.device)
-            fit = dataclasses.asdict(net.model.head.latent_fit(z, test.labels.cpu()))  # type: ignore[operator]
-            there = Result(
-                name=name,
-                kind="latent",
-                what=f"mean of ||z - mu_y||^2 over the test images of {setup.data}, {net.row}",
-                cell={"data": setup.data, "model": net.row, "seed": net.seed},
-                value=fit["squared_distance"],
-                note=setup.note(),
-                n=fit.pop("samples"),
-                seed=net.seed,
-                seconds=time.perf_counter() - begin,
-                numbers=fit,
-                **net.about(),
-                **about,
-            ).save(setup.out)
-        results.append(there)
-    judged = []
-    for row in plain_rows(setup.data)[1:]:
-        here = [r for r in results if r.cell["model"] == row]
-        found = [(float(r.numbers[key] or 0), float(r.numbers[f"{key}_expected"] or 1))
-                 for r in here for key in ("squared_distance", "variance", "mean_offset")]  # fmt: skip
-        if found:
-            (distance, wanted), (spread, unit), (offset, sampling) = found[:3]
-            judged.append(claim(
-                setup, f"latent{variant(row)}", f"for {row} the mean of ||z - mu_y||^2 is {distance:.1f} where a "
-                f"max-Mahalanobis distribution has {wanted:.0f}, the variance within a class {spread:.3f} where it "
-                f"has {unit:g}, and the class means lie {offset:.2f} from mu where a sample's lie {sampling:.2f}",
-                all(abs(ours / theirs - 1) <= 0.1 for ours, theirs in found), value=distance, n=here[0].n,
-                rule="holds if the features' mean squared distance from mu, their variance within a class and the "
-                "class means' distance from mu are within 10% of what a sample of the distribution has",
-            ))  # fmt: skip
-    return [*results, *judged]
+    rows = plain_rows(setup.data)[1:]
+    results = [_latent_fit(setup, net) for net in networks(setup, rows)]
+    made = []
+    for row in rows:
+        if here := of_row(results, row):
+            found = [pair for result in here for pair in _fitted(result)]
+            what = wording.latent_fit(row.label(setup.data), found[:3])
+            judged = claims.features_are_normal(found)
+            made.append(claim_of(setup, "latent", row, what, judged, value=found[0][0], n=here[0].n))
+    return [*results, *made]
+
+
+def _latent_fit(setup: Setup, net: Net) -> Result:
+    test, words = setup.sets()[1], net.label(setup.data, "latent")
+    name = f"latent-{setup.data}-{slug(words)}-{net.seed}"
+    there = kept(setup, name, net, len(test))
+    if there is not None:
+        return there
+    begin = time.perf_counter()
+    z = features(net, test.pixels(), setup.device)
+    fit = dataclasses.asdict(net.model.head.latent_fit(z, test.labels.cpu()))  # type: ignore[operator]
+    return Result(
+        name=name,
+        kind="latent",
+        what=f"mean of ||z - mu_y||^2 over the test images of {setup.data}, {words}",
+        value=fit["squared_distance"],
+        note=setup.note(),
+        n=fit.pop("samples"),
+        seconds=time.perf_counter() - begin,
+        numbers=fit,
+        **net.fields(setup.data),
+        **traced(net.model, test, setup.device, net.name),
+    ).save(setup.out)
+
+
+def _fitted(result: Result) -> list[tuple[float, float]]:
+    """The statistics of the features, each with what a max-Mahalanobis distribution has."""
+    keys = ("squared_distance", "variance", "mean_offset")
+    return [(float(result.numbers[key] or 0), float(result.numbers[f"{key}_expected"] or 1)) for key in keys]
 
 
 @torch.no_grad()
@@ -168,7 +152,7 @@ def semantic(noise: Tensor, images: Tensor) -> tuple[Tensor, Tensor, float]:
     (True, True)
     """
     if len(noise) < 2:
-        raise ValueError(f"noise has {len(noise)} entries: expected at least 2")
+        raise ValueError(f"noise must have at least 2 entries, got {len(noise)}")
 
     def standard(t: Tensor) -> Tensor:
         t = t.flatten(1).double()
@@ -181,138 +165,163 @@ def semantic(noise: Tensor, images: Tensor) -> tuple[Tensor, Tensor, float]:
     return r.diagonal().abs() > limit, r.diagonal(), limit
 
 
-def fig4(setup: Setup, *, search_steps: int = 9, steps: int = 10_000, shown: int = 10) -> list[Result]:
+Noises = list[tuple[Tensor, float]]  # for each seed the correlations of noises and images, and the limit
+
+
+def fig4(
+    setup: Setup, *, search_steps: int = PAPERS_SEARCH[0], steps: int = PAPERS_SEARCH[1], shown: int = 10
+) -> list[Result]:
     """Images, noises (x* - x) / 2 of C&W, and the share of noises that look like their image."""
     results: list[Result] = []
-    found_alike: dict[str, list[tuple[Tensor, float]]] = {}
-    for net in networks(setup, ("SR", "MM-LDA")):
-        result, _, folder = carlini(setup, net, "untargeted", search_steps=search_steps, steps=steps)
-        part = setup.sets()[1].subset(slice(setup.images(MOST)))
-        x, x_adv, labels = part.pixels().cpu(), adversarial_images(folder).float(), part.labels.cpu()
-        guess = predictions(net.model, dataclasses.replace(part, images=x_adv, labels=part.labels), device=setup.device)
-        moved = ((x_adv - x).flatten(1).norm(dim=1) > 0).nonzero().flatten()  # right before, and broken
-        if len(moved) < 2:
-            continue
-        flags, alike, limit = semantic((x_adv - x)[moved] / 2, x[moved])
-        count = int(flags.sum())
-        low, high = wilson(count, len(moved))
-        order = flags.to(torch.int8).argsort(descending=True, stable=True)[:shown]  # semantic ones first
-        chosen = moved[order]
-        tensors = {"x": (x[chosen] * 255).round().to(torch.uint8), "x_adv": x_adv[chosen].half(),
-                   "label": labels[chosen].to(torch.int32), "prediction": guess[chosen].to(torch.int32),
-                   "semantic": flags[order], "index": moved.to(torch.int32), "correlation": alike.half()}  # fmt: skip
-        found = dataclasses.replace(
-            result,
-            name=f"fig4-{setup.data}-{slug(net.row)}-{net.seed}",
-            kind="fig4",
-            what=f"share of C&W noises of {net.row} on {setup.data} that look like their own image",
-            value=100 * count / len(moved),
-            unit="%",
-            interval=(100 * low, 100 * high),
-            paper=None,
-            holds=None,
-            n=len(moved),
-            numbers={"correlation_limit": limit, "semantic": count, "weakening": int((flags & (alike < 0)).sum()),
-                     "mean_correlation": float(alike.mean())},
-            series={"classes": list(part.classes)},
-        )
-        results.append(found.save(setup.out, packed(tensors)))
-        found_alike.setdefault(net.row, []).append((alike, limit))
-    if {"SR", "MM-LDA"} <= found_alike.keys():
-        results.append(fig4_claim(setup, found_alike["MM-LDA"], found_alike["SR"]))
+    noises: dict[Row, Noises] = {}
+    for net in networks(setup, (SR, MMLDA)):
+        made = _noises(setup, net, search_steps, steps, shown)
+        if made is not None:
+            results.append(made[0])
+            noises.setdefault(net.row, []).append(made[1])
+    if {SR, MMLDA} <= noises.keys():
+        results.append(fig4_claim(setup, noises[MMLDA], noises[SR]))
     return results
 
 
-def fig4_claim(setup: Setup, ours: list[tuple[Tensor, float]], base: list[tuple[Tensor, float]]) -> Result:
-    """What the correlations of noises and images, with the limit of each network, say of the paper's sentence.
+def _noises(
+    setup: Setup, net: Net, search_steps: int, steps: int, shown: int
+) -> tuple[Result, tuple[Tensor, float]] | None:
+    """One network's noises: the result, the correlations and the limit; None where fewer than two images break."""
+    result, _, folder = carlini(setup, net, "untargeted", search_steps=search_steps, steps=steps)
+    part = setup.sets()[1].subset(slice(setup.images(MOST)))
+    x, x_adv, labels = part.pixels().cpu(), adversarial_images(folder).float(), part.labels.cpu()
+    moved = ((x_adv - x).flatten(1).norm(dim=1) > 0).nonzero().flatten()  # right before, and broken
+    if len(moved) < 2:
+        return None
+    guess = predictions(net.model, dataclasses.replace(part, images=x_adv, labels=part.labels), device=setup.device)
+    flags, alike, limit = semantic((x_adv - x)[moved] / 2, x[moved])
+    count = int(flags.sum())
+    order = flags.to(torch.int8).argsort(descending=True, stable=True)[:shown]  # semantic ones first
+    chosen = moved[order]
+    tensors = {
+        "x": (x[chosen] * 255).round().to(torch.uint8),
+        "x_adv": x_adv[chosen].half(),
+        "label": labels[chosen].to(torch.int32),
+        "prediction": guess[chosen].to(torch.int32),
+        "semantic": flags[order],
+        "index": moved.to(torch.int32),
+        "correlation": alike.half(),
+    }
+    words = net.label(setup.data, "fig4", "CarliniWagner")
+    found = dataclasses.replace(
+        result,
+        name=f"fig4-{setup.data}-{slug(words)}-{net.seed}",
+        kind="fig4",
+        what=f"share of C&W noises of {words} on {setup.data} that look like their own image",
+        value=count / len(moved),
+        unit="share",
+        interval=wilson(count, len(moved)),
+        paper=None,
+        holds=None,
+        n=len(moved),
+        numbers={
+            "correlation_limit": limit,
+            "semantic": count,
+            "weakening": int((flags & (alike < 0)).sum()),
+            "mean_correlation": float(alike.mean()),
+        },
+        series={"classes": list(part.classes)},
+    )
+    return found.save(setup.out, packed(tensors)), (alike, limit)
 
-    The limit is where chance would put 0.1% of a network's noises. One for both networks is as good, and says something
-    else where the networks' noises differ as a whole: so the verdict is one only if it is the same by each.
+
+def fig4_claim(setup: Setup, ours: Noises, base: Noises) -> Result:
+    """What the correlations of noises and images, with the limit of each network, say about the paper's sentence.
+
+    The limit is where chance would put 0.1% of a network's noises. One limit for both networks is as good, and differs
+    where the networks' noises differ as a whole: the claim is decided only if every way gives the same verdict.
     """
-    limits = [[limit for _, limit in rows] for rows in (ours, base)]
-    ways: dict[str, float | None] = {"each by its own limit": None}
-    ways |= {f"by {whose} limit for both": float(np.mean(at)) for whose, at in zip(("MM-LDA's", "SR's"), limits)}
-    words, verdicts, shares = [], [], []
-    for way, at in ways.items():
-        over = ([alike.abs() > (own if at is None else at) for alike, own in rows] for rows in (ours, base))
-        mine, theirs = (float(np.mean([100 * float(flags.double().mean()) for flags in each])) for each in over)
-        words.append(f"{way} {mine:.2f}% for MM-LDA and {theirs:.2f}% for SR")
-        verdicts.append(mine >= 1.0 and theirs < mine / 5)
-        shares.append((mine, theirs))
+    limits = [float(np.mean([limit for _, limit in rows])) for rows in (ours, base)]
+    ways: dict[str, float | None] = {
+        "each by its own limit": None,
+        "by MM-LDA's limit for both": limits[0],
+        "by SR's limit for both": limits[1],
+    }
+    shares = [(_share(ours, limit), _share(base, limit)) for limit in ways.values()]
     n = min(sum(len(alike) for alike, _ in rows) for rows in (ours, base))
-    same = all(verdicts) or not any(verdicts)
     return claim(
-        setup, "fig4", f"of the noises, these look like their image: {'; '.join(words)}",
-        verdicts[0] if same and n >= 500 else None, value=shares[0][0], unit="%", n=n, numbers={"sr": shares[0][1]},
-        rule="holds if at least 1% for MM-LDA and under a fifth of that for SR, on 500 noises or more, by each of the "
-        "limits; does not if by none",
-    )  # fmt: skip
+        setup,
+        "fig4",
+        wording.semantic([(way, *pair) for way, pair in zip(ways, shares)]),
+        claims.noise_is_semantic(shares, n),
+        value=shares[0][0],
+        unit="share",
+        n=n,
+        numbers={"sr": shares[0][1]},
+    )
+
+
+def _share(noises: Noises, limit: float | None) -> float:
+    """The share of noises above a limit, or each seed's own; the mean over the seeds."""
+    over = [alike.abs() > (own if limit is None else limit) for alike, own in noises]
+    return float(np.mean([float(flags.double().mean()) for flags in over]))
 
 
 def fig5(setup: Setup, log10_C: Sequence[float] = (0.0, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0), folds: int = 5) -> list[Result]:
     """Error against log10(C), cross-validated on the training set; one seed."""
-    seed = setup.seeds[0]
-    recipe = setup.recipe("MM-LDA", seed)
+    recipe = setup.recipe(MMLDA, setup.seeds[0])
     values = [10.0**c for c in log10_C]
     jobs = fold_jobs(setup.data, recipe, values, folds, model=network("mmlda", setup.data), root=setup.root)
     records = train(setup, jobs, f"folds/{setup.data}")
-    data = setup.sets()[0]
     results = []
     for k, (c, C) in enumerate(zip(log10_C, values)):
         part = slice(k * folds, (k + 1) * folds)
-        errors = [100 * (1 - record["accuracy"]) for record in records[part]]
-        guesses = torch.zeros(len(data), dtype=torch.uint8)  # each image's, by the network that had not seen it
-        for job in jobs[part]:
-            held = job.sets()[1]
-            guess = predictions(trained(setup, job, f"folds/{setup.data}"), held, device=setup.device)
-            guesses[fold_rows(data, *job.part[1:])] = guess.to(torch.uint8)  # type: ignore[index]
-        results.append(Result(
-            name=f"fig5-{setup.data}-C{c:g}-{seed}",
-            kind="fig5",
-            what=f"validation error at log10(C) = {c:g} on {setup.data}, mean of {folds} folds",
-            cell={"data": setup.data, "C": C, "log10_C": c},
-            value=statistics.mean(errors),
-            unit="%",
-            note=setup.note("" if folds == 5 else f"{folds} folds, not 5"),
-            n=len(data),
-            seed=seed,
-            steps=recipe.steps,
-            seconds=sum(record["seconds"] for record in records[part]),
-            numbers={"std": statistics.stdev(errors)},
-            series={"errors": errors},
-            recipe=json.loads(json.dumps(dataclasses.asdict(recipe))),
-            network={"name": f"{folds} networks, one a fold", "jobs": [job.name for job in jobs[part]]},
-            data={"name": setup.data, "part": "train", "images": len(data), "sha256": data.digest()},
-            **provenance(setup),
-        ).save(setup.out, packed({"prediction": guesses})))  # fmt: skip
+        results.append(_validated(setup, c, C, recipe, jobs[part], records[part]))
     return [*results, fig5_claim(setup, results)]
+
+
+def _validated(
+    setup: Setup, log10_C: float, C: float, recipe: Recipe, jobs: list[Job], records: list[dict[str, Any]]
+) -> Result:
+    """The error at one C: the mean over the folds."""
+    data, folds = setup.sets()[0], len(jobs)
+    errors = [1 - record["accuracy"] for record in records]
+    guesses = torch.zeros(len(data), dtype=torch.uint8)  # each image's, by the network that had not seen it
+    for job in jobs:
+        guess = predictions(trained(setup, job, f"folds/{setup.data}"), job.sets()[1], device=setup.device)
+        guesses[fold_rows(data, *job.part[1:])] = guess.to(torch.uint8)  # type: ignore[index]
+    fields = MMLDA.fields(setup.data)
+    fields["cell"] = {"C": C, "log10_C": log10_C}
+    return Result(
+        name=f"fig5-{setup.data}-C{log10_C:g}-{setup.seeds[0]}",
+        kind="fig5",
+        what=f"validation error at log10(C) = {log10_C:g} on {setup.data}, mean of {folds} folds",
+        value=statistics.mean(errors),
+        unit="share",
+        note=setup.note("" if folds == 5 else f"{folds} folds, not 5"),
+        n=len(data),
+        seed=setup.seeds[0],
+        train_steps=recipe.steps,
+        seconds=sum(record["seconds"] for record in records),
+        numbers={"std": statistics.stdev(errors)},
+        series={"errors": errors, "networks": [job.name for job in jobs]},
+        recipe_settings=json.loads(json.dumps(dataclasses.asdict(recipe))),
+        data={"name": setup.data, "part": "train", "images": len(data), "sha256": data.digest()},
+        **fields,
+        **measured_on(setup.device),
+    ).save(setup.out, packed({"prediction": guesses}))
 
 
 def fig5_claim(setup: Setup, results: Sequence[Result]) -> Result:
     """Where the error is lowest, and whether it is so at C = 100."""
-    best = min(results, key=number)
-    two = next((r for r in results if r.cell["log10_C"] == 2.0), None)
-    low, high = _apart(two, best) if two is not None else (math.nan, math.nan)
+    best = min(results, key=lambda result: result.number)
+    two = next((result for result in results if result.cell["log10_C"] == 2.0), None)
+    interval = (math.nan, math.nan) if two is None else fold_difference(two.series["errors"], best.series["errors"])
+    lowest = best.cell["log10_C"]
     return claim(
-        setup, "fig5", f"the lowest validation error is {best.value:.2f}% at log10(C) = {best.cell['log10_C']:g}"
-        + (f"; at 2 it is {two.value:.2f}%, {number(two) - number(best):+.2f} points (95% interval over the folds "
-           f"{low:+.2f} to {high:+.2f})" if two else ""),
-        None if two is None else True if two is best else False if low > 0 else None, value=best.cell["log10_C"],
+        setup,
+        "fig5",
+        wording.lowest_error((lowest, best.number), None if two is None else two.number, interval),
+        claims.lowest_at_100(None if two is None else two is best, interval),
+        value=lowest,
         unit="log10(C)",
-        rule="holds if the error is lowest at log10(C) = 2, does not if the 95% interval of its difference from the "
-        "lowest, fold by fold, lies above 0",
-    )  # fmt: skip
-
-
-def _apart(first: Result, second: Result) -> tuple[float, float]:
-    """A 95% interval for the difference of two errors, in points, fold by fold."""
-    from scipy.stats import t
-
-    gaps = np.subtract(first.series["errors"], second.series["errors"])
-    if len(gaps) < 2:
-        return -math.inf, math.inf
-    half = float(t.ppf(0.975, len(gaps) - 1) * gaps.std(ddof=1) / len(gaps) ** 0.5)
-    return float(gaps.mean()) - half, float(gaps.mean()) + half
+    )
 
 
 def theory_figure(setup: Setup) -> list[Result]:
@@ -343,11 +352,10 @@ def theory_figure(setup: Setup) -> list[Result]:
             name="theory",
             kind="theory",
             what="largest |E[d] / Delta - 1/2| for Delta > 10",
-            cell={"data": "theory"},
             value=ratio,
             paper="|E[d] / Delta - 1/2| < 1e-7 for Delta > 10",
             holds=ratio < 1e-7,
             series={"curves": curves},
-            **provenance(setup),
+            **measured_on(setup.device),
         ).save(setup.out)
     ]

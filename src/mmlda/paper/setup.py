@@ -1,4 +1,4 @@
-"""What every table and figure shares: where, on what, how long; the networks; and a result's way into its file."""
+"""What all tables and figures share: where, on what data, for how long; the networks; and how results are stored."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import copy
 import dataclasses
 import functools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file
 
 from mmlda import data as datasets
@@ -22,14 +21,32 @@ from mmlda.data import ImageData
 from mmlda.evaluation.robustness import attack_images
 from mmlda.models import Classifier, build
 from mmlda.paper import numbers
-from mmlda.results import Result, code_version, versions
+from mmlda.paper.claims import Judged
+from mmlda.paper.rows import ADAM, HAT, MMLDA, SAT, SR, SR_ADAM, Row
+from mmlda.results import Result, measured_on, weights_digest
 from mmlda.training.recipes import RECIPES, Recipe, hat, network, sat
 from mmlda.training.sweeps import Job, fit_many, in_hand, sweep
 
-__all__ = ["Net", "Setup", "attacked", "beside", "claim", "networks", "number", "slug", "train", "trained", "tuned",
-           "variant"]  # fmt: skip
+__all__ = [
+    "MOST",
+    "Cell",
+    "Net",
+    "Setup",
+    "attacked",
+    "beside",
+    "claim",
+    "claim_of",
+    "kept",
+    "networks",
+    "slug",
+    "train",
+    "trained",
+    "tuned",
+    "tuned_cells",
+    "tuned_for",
+]
 
-# Steps of fine-tuning in the paper (B.2), as a share of those of the training before it.
+# Fine-tuning steps in the paper (B.2), as a share of the training steps before them.
 TUNING = {"mnist": 10_000 / 20_000, "cifar10": 30_000 / 90_000, "digits": 0.5}
 MOST = 1000  # images, where an attack is costly: JSMA, C&W, the worst case
 
@@ -40,12 +57,12 @@ class Setup:
 
     Args:
         data: digits, mnist or cifar10.
-        out: folder for the results, the networks and the work under way; what is there is not done again.
-        steps: of training; the paper's by default. Fine-tuning is in proportion, unless `tuning` says otherwise.
-        tuning: steps of fine-tuning.
-        n: images attacked; all by default (the first 1,000 for JSMA, C&W and the worst case).
-        seeds: of the networks.
-        shipped: take the networks that come with the package instead of training them.
+        out: folder for the results, the networks and unfinished work; existing results are not computed again.
+        steps: training steps; the paper's by default. Fine-tuning is in proportion, unless `tuning` is given.
+        tuning: fine-tuning steps.
+        n: number of images to attack; all by default (the first 1,000 for JSMA, C&W and the worst case).
+        seeds: seeds of the networks.
+        shipped: use the networks that come with the package instead of training.
         at_once: networks trained at the same time on one device.
         ray: address of a Ray cluster to train on, or "local".
     """
@@ -65,15 +82,17 @@ class Setup:
 
     def __post_init__(self) -> None:
         if self.data not in TUNING:
-            raise ValueError(f"data = {self.data!r}: expected one of {', '.join(TUNING)}")
+            raise ValueError(f"data must be one of {', '.join(TUNING)}, got {self.data!r}")
         for name in ("steps", "tuning", "n", "at_once"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"{name} = {value}: expected at least 1")
+                raise ValueError(f"{name} must be at least 1, got {value!r}")
         if not self.seeds or len(set(self.seeds)) != len(self.seeds) or min(self.seeds) < 0:
-            raise ValueError(f"seeds = {list(self.seeds)}: expected different numbers, 0 or more")
+            raise ValueError(f"seeds must be different numbers, 0 or more, got {list(self.seeds)!r}")
         if self.shipped and (self.data == "digits" or self.seeds != (0,) or self.steps is not None):
-            raise ValueError("shipped = True: expected data mnist or cifar10, seed 0 and no steps: those ship")
+            raise ValueError(
+                "shipped must be False unless data is mnist or cifar10, the seed 0 and steps None, got True"
+            )
         object.__setattr__(self, "out", Path(self.out))
 
     @property
@@ -87,11 +106,12 @@ class Setup:
         """How many test images to attack."""
         return min(v for v in (self.n, most, len(self.sets()[1])) if v is not None)
 
-    def recipe(self, row: str, seed: int) -> Recipe:
-        """The paper's recipe for a network, at this setup's number of steps."""
-        recipe = RECIPES[recipe_name(self.data, row)]
-        if row == "SR (Adam)":
-            recipe = dataclasses.replace(recipe, optimizer="adam", lr=1e-3)
+    def recipe(self, row: Row, seed: int) -> Recipe:
+        """The paper's recipe for a network, with this setup's number of steps."""
+        if row == SR_ADAM:
+            recipe = dataclasses.replace(RECIPES[f"{self.data}-sr"], optimizer="adam", lr=1e-3)
+        else:
+            recipe = RECIPES[f"{self.data}-{row.recipe}"]
         return dataclasses.replace(recipe.scaled(self.steps or recipe.steps), seed=seed)
 
     def tuning_note(self) -> str:
@@ -117,54 +137,49 @@ def _sets(data: str, root: str | None) -> tuple[ImageData, ImageData]:
 
 @dataclass(frozen=True)
 class Net:
-    """A trained network, and what its results say of it."""
+    """A trained network."""
 
     model: Classifier
     name: str
-    row: str
+    row: Row
     seed: int
     recipe: Recipe
 
-    def about(self) -> dict[str, Any]:
-        return {"steps": self.recipe.steps, "recipe": json.loads(json.dumps(dataclasses.asdict(self.recipe)))}
+    def digest(self) -> str:
+        """The SHA-256 of its weights."""
+        return weights_digest(self.model.state_dict())
+
+    def fields(self, dataset: str) -> dict[str, Any]:
+        """What a result records of the network: fields of `Result`."""
+        settings = json.loads(json.dumps(dataclasses.asdict(self.recipe)))
+        about = {"seed": self.seed, "train_steps": self.recipe.steps, "recipe_settings": settings}
+        return {**self.row.fields(dataset), **about}
+
+    def label(self, dataset: str, kind: str, attack: str = "") -> str:
+        """What a table of a kind calls the network."""
+        settings = self.fields(dataset)["recipe_settings"]
+        return self.row.label(dataset, kind=kind, attack=attack, recipe_settings=settings)
 
 
-def plain_rows(data: str) -> tuple[str, ...]:
-    """The rows of networks that are not fine-tuned: SR and MM-LDA, and on CIFAR-10 the latter by the paper's recipe."""
-    return ("SR", "MM-LDA", "MM-LDA (Adam)") if data == "cifar10" else ("SR", "MM-LDA")
-
-
-def variant(row: str) -> str:
-    """What a claim's name ends in where it is about MM-LDA by the paper's recipe beside ours."""
-    return "-adam" if row == "MM-LDA (Adam)" else ""
-
-
-def recipe_name(data: str, row: str) -> str:
-    """The recipe a row of a table is trained by. On CIFAR-10, MM-LDA's is not the paper's own, which is "(Adam)"."""
-    kinds = {"MM-LDA": "mmlda", "MM-LDA (Adam)": "mmlda-adam", "SR (PGD)": "sr-pgd", "MM-LDA (PGD)": "mmlda-pgd"}
-    kind = kinds.get(row, "sr")
-    return f"{data}-{kind}"
-
-
-def networks(setup: Setup, rows: Iterable[str] = ("SR", "MM-LDA")) -> list[Net]:
-    """The networks of Table 1, trained, or taken from those that ship; each seed of each row."""
+def networks(setup: Setup, rows: Iterable[Row] = (SR, MMLDA)) -> list[Net]:
+    """The networks of some rows, each with each seed: trained, or loaded from those that ship."""
     if setup.shipped:
-        nets = []
-        for row in rows:
-            name = recipe_name(setup.data, row)
-            if row != "SR (Adam)" and name in zoo.names():  # that one does not ship
-                model = zoo.load(name, device=setup.device)
-                assert isinstance(model, Classifier)
-                nets.append(Net(model, name, row, 0, Recipe.from_dict(zoo.about(name)["recipe"])))
-        return nets
+        return [_shipped(setup, row) for row in rows if f"{setup.data}-{row.recipe}" in zoo.names()]
     jobs, pairs = [], [(row, seed) for row in rows for seed in setup.seeds]
     for row, seed in pairs:
-        config = network("mmlda" if row.startswith("MM-LDA") else "softmax", setup.data)
-        jobs.append(Job(name=f"{setup.data}-{slug(row)}-{seed}", model=config, recipe=setup.recipe(row, seed),
-                        data=setup.data, root=setup.root))  # fmt: skip
+        config, recipe = network(row.head, setup.data), setup.recipe(row, seed)
+        name = f"{setup.data}-{slug(row.label(setup.data))}-{seed}"
+        jobs.append(Job(name=name, model=config, recipe=recipe, data=setup.data, root=setup.root))
     train(setup, jobs, "networks")
-    return [Net(trained(setup, job, "networks"), job.name, row, seed, job.recipe)
-            for job, (row, seed) in zip(jobs, pairs)]  # fmt: skip
+    models = [trained(setup, job, "networks") for job in jobs]
+    return [Net(model, job.name, row, seed, job.recipe) for model, job, (row, seed) in zip(models, jobs, pairs)]
+
+
+def _shipped(setup: Setup, row: Row) -> Net:
+    name = f"{setup.data}-{row.recipe}"
+    model = zoo.load(name, device=setup.device)
+    assert isinstance(model, Classifier)
+    return Net(model, name, row, 0, Recipe.from_dict(zoo.about(name)["recipe"]))
 
 
 def train(setup: Setup, jobs: list[Job], folder: str) -> list[dict[str, Any]]:
@@ -180,27 +195,55 @@ def trained(setup: Setup, job: Job, folder: str) -> Classifier:
     return model.to(setup.device).eval()
 
 
-def tuned(setup: Setup, net: Net, cells: list[tuple[str, str, float | None]]) -> list[Net]:
+Cell = tuple[Row, str, float]  # of Table 2: a fine-tuned network, the attack and the perturbation
+
+
+def tuned_cells(attacks: Sequence[str] = ("FGSM", "BIM", "ILCM"), eps: Sequence[float] = numbers.EPS) -> list[Cell]:
+    """The cells of Table 2's fine-tuned rows, or of the same rows at other perturbations."""
+    return [(row, attack, e) for row in (SAT, HAT) for attack in attacks for e in eps]
+
+
+def tuned_for(setup: Setup, net: Net, cells: Sequence[Cell]) -> dict[Cell, Net]:
+    """The networks of some cells. A HAT network serves every perturbation: its range, 0.02 to 0.20, has Table 2's."""
+
+    def made_for(cell: Cell) -> tuple[Row, str, float | None]:
+        row, attack, eps = cell
+        return row, attack, None if row == HAT else eps
+
+    made = list(dict.fromkeys(made_for(cell) for cell in cells))
+    nets = dict(zip(made, tuned(setup, net, made)))
+    return {cell: nets[made_for(cell)] for cell in cells}
+
+
+def tuned(setup: Setup, net: Net, cells: list[tuple[Row, str, float | None]]) -> list[Net]:
     """The SR network fine-tuned on adversarial examples (B.2), for cells (row, attack, eps or None for HAT's range)."""
     steps = setup.tuning or max(1, round(net.recipe.steps * TUNING[setup.data]))
     nets = []
     for row, attack, eps in cells:
         recipe = hat(attack.lower(), steps=steps) if eps is None else sat(attack.lower(), eps, steps=steps)
         recipe = dataclasses.replace(recipe, pad=net.recipe.pad, flip=net.recipe.flip, seed=net.seed)
-        name = f"{net.name}-{slug(row)}-{attack.lower()}" + ("" if eps is None else f"-{eps:g}")
-        nets.append(Net(copy.deepcopy(net.model), name, row, net.seed, recipe))
-    train_set = setup.sets()[0]
+        words = [net.name, slug(row.label(setup.data)), attack.lower(), *([] if eps is None else [f"{eps:g}"])]
+        nets.append(Net(copy.deepcopy(net.model), "-".join(words), row, net.seed, recipe))
     for start in range(0, len(nets), setup.at_once):
-        part = nets[start : start + setup.at_once]
-        with ExitStack() as stack:  # what another process has in hand is waited for, and then there
-            for name in sorted(other.name for other in part):
-                stack.callback(in_hand(setup.out / "networks", name).release)
-            fit_many([other.model for other in part], train_set, [other.recipe for other in part],
-                     out=[setup.out / "networks" / other.name for other in part], device=setup.device,
-                     show=setup.show)  # fmt: skip
+        _tune(setup, nets[start : start + setup.at_once])
     for other in nets:
         other.model.eval()
     return nets
+
+
+def _tune(setup: Setup, nets: list[Net]) -> None:
+    """Fine-tune some networks side by side; one that another process has in hand is waited for."""
+    with ExitStack() as stack:
+        for name in sorted(net.name for net in nets):
+            stack.callback(in_hand(setup.out / "networks", name).release)
+        fit_many(
+            [net.model for net in nets],
+            setup.sets()[0],
+            [net.recipe for net in nets],
+            out=[setup.out / "networks" / net.name for net in nets],
+            device=setup.device,
+            show=setup.show,
+        )
 
 
 def slug(words: str) -> str:
@@ -213,54 +256,72 @@ def slug(words: str) -> str:
 
 
 def attacked(
-    setup: Setup, net: Net, attack: Attack, *, name: str, n: int, cell: dict[str, Any], **fields: Any
+    setup: Setup, net: Net, attack: Attack, *, name: str, n: int, cell: dict[str, Any] | None = None, **fields: Any
 ) -> tuple[Result, bytes, Path]:
     """Attack a network's test images, resumably: the result, every image's outcome, and the folder with the images."""
     folder = setup.work / name
-    long = isinstance(attack, CarliniWagner) and setup.device.startswith("cuda")  # then compiling is soon made up for
-    found = attack_images(net.model, setup.sets()[1], attack, out=folder, n=n, name=net.name, device=setup.device,
-                          compile=long, picture=False, show=setup.show)  # fmt: skip
-    where = {"data": setup.data, "model": net.row, **cell, "seed": net.seed}
-    fields = {"note": setup.note(n=n), **fields}
-    result = dataclasses.replace(found, name=name, cell=where, seed=net.seed, **net.about(), **fields)
+    long = isinstance(attack, CarliniWagner) and setup.device.startswith("cuda")  # long enough to repay compiling
+    found = attack_images(
+        net.model,
+        setup.sets()[1],
+        attack,
+        out=folder,
+        n=n,
+        name=net.name,
+        device=setup.device,
+        compile=long,
+        picture=False,
+        show=setup.show,
+    )
+    about = net.fields(setup.data)
+    about["cell"] = {**about["cell"], **(cell or {})}
+    result = dataclasses.replace(found, **{"name": name, "note": setup.note(n=n), **about, **fields})
     return result, found.read_outcomes(folder), folder
+
+
+def kept(setup: Setup, name: str, net: Net, n: int) -> Result | None:
+    """A result that exists already, if it is of the same network and of at least as many images."""
+    path = setup.out / f"{name}.json"
+    if not path.is_file():
+        return None
+    there = Result.load(path)
+    same = there.network_sha256 == net.digest()
+    return there if same and there.n is not None and there.n >= n else None
 
 
 def beside(result: Result, paper: float | None) -> Result:
     """The result with the paper's number beside it, and whether that is reproduced."""
-    ours = None if result.value is None else number(result)
-    holds, rule = numbers.reproduced(result.kind, result.cell["data"], ours, paper)
+    ours = None if result.value is None else result.number
+    holds, rule = numbers.reproduced(result.kind, result.dataset, ours, paper)
     series = {**result.series, "rule": rule} if rule else result.series
     return dataclasses.replace(result, paper=paper, holds=holds, series=series)
 
 
-def number(result: Result) -> float:
-    """The value of a result that has a number."""
-    assert isinstance(result.value, int | float)
-    return float(result.value)
+def claim(setup: Setup, key: str, what: str, judged: Judged, *, name: str = "", **fields: Any) -> Result:
+    """A sentence of the paper beside what was found, with a verdict by a rule.
 
-
-def claim(
-    setup: Setup, name: str, what: str, holds: bool | None, *, rule: str, value: float | None = None, **fields: Any
-) -> Result:
-    """A sentence of the paper beside what was found, with a verdict by a rule: true, false, or None for not decided."""
-    series = {**fields.pop("series", {}), "rule": rule}
+    `key` is that of `numbers.SENTENCES`; `name` ends the file's name where there are several claims of a key.
+    """
     return Result(
-        name=f"claim-{setup.data}-{name}",
+        name="-".join(["claim", setup.data, key, *([name] if name else [])]),
         kind="claim",
         what=what,
-        cell={"data": setup.data, "claim": name},
-        value=value,
-        paper=numbers.SENTENCES[name.split("-")[0]],
-        holds=holds,
+        paper=numbers.SENTENCES[key],
+        holds=judged.holds,
         note=setup.note(),
-        series=series,
         seed=setup.seeds[0],
-        **provenance(setup),
-        **fields,
+        **{
+            "value": None,
+            "dataset": setup.data,
+            "claim": key,
+            **fields,
+            "series": {**fields.get("series", {}), "rule": judged.rule},
+        },
+        **measured_on(setup.device),
     ).save(setup.out)
 
 
-def provenance(setup: Setup) -> dict[str, Any]:
-    found = versions(torch.device(setup.device))
-    return {"device": found["device"], "versions": found, "commit": code_version()}
+def claim_of(setup: Setup, key: str, row: Row, what: str, judged: Judged, *, name: str = "", **fields: Any) -> Result:
+    """A claim about one of the MM-LDA networks; that of the paper's recipe beside ours ends in "adam"."""
+    words = [name, "adam" if row == ADAM else ""]
+    return claim(setup, key, what, judged, name="-".join(filter(None, words)), **row.fields(setup.data), **fields)

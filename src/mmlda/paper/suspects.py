@@ -17,39 +17,51 @@ from torch import Tensor, nn
 
 from mmlda import attacks
 from mmlda._utils.tensors import packed
-from mmlda.audit.verdict import default_eps
+from mmlda.audit import default_eps
 from mmlda.data import ImageData
 from mmlda.evaluation.robustness import describe_attack
-from mmlda.evaluation.robustness import provenance as traced
 from mmlda.paper import numbers
-from mmlda.paper.setup import MOST, Net, Setup, claim, networks, number, plain_rows, slug, train, trained
-from mmlda.paper.tables import audited, kept
-from mmlda.results import Result, wilson
+from mmlda.paper.claims import undecided
+from mmlda.paper.robust import audited
+from mmlda.paper.rows import MMLDA, SR, Row, plain_rows
+from mmlda.paper.setup import MOST, Net, Setup, claim, kept, networks, slug, train, trained
+from mmlda.results import Result, label, traced
 from mmlda.training.recipes import network
 from mmlda.training.sweeps import Job
 
-__all__ = ["VARIANTS", "VIEWS", "suspects", "verdict"]
+__all__ = ["VARIANTS", "VIEWS", "suspect_rows", "suspects", "verdicts"]
 
 # What is changed in the network and in the recipe; `steps` is a factor.
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "SR": ({}, {}),
-    "MM-LDA": ({}, {}),
     "C = 10": ({"C": 10.0}, {}),
     "C = 1000": ({"C": 1e3}, {}),
     "C = 10000": ({"C": 1e4}, {}),
     "precision 2": ({"precision": 2.0}, {}),
     "no weight decay": ({}, {"weight_decay": 0.0}),
     "four times the steps": ({}, {"steps": 4}),
-    "centre loss": ({}, {"loss": "joint"}),
+    "centre loss": ({}, {"loss": "centre"}),
     "soft targets": ({}, {"loss": "soft"}),
 }
-VIEWS = ("logits", "logits, float64", "probabilities", "probabilities, float64", "clipped probabilities",
-         "predicted labels")  # fmt: skip
+VIEWS = (
+    "logits",
+    "logits, float64",
+    "probabilities",
+    "probabilities, float64",
+    "clipped probabilities",
+    "predicted labels",
+)
+WORST = "worst case"  # in the place of a view
 ATTACKS = ("FGSM", "BIM")
-SHIPS = " (ships)"
-SR = ("SR", f"SR{SHIPS}")
 AUDITED = 200  # images
-LOOKS, HOLLOW, CONTROL = 10.0, 20.0, 50.0  # points from the paper; left by the worst case; SR under BIM in the view
+LOOKS = 0.1  # from the paper's accuracy
+HOLLOW = 0.2  # what the worst case leaves
+CONTROL = 0.5  # what BIM leaves SR in the same view
+
+
+def suspect_rows(dataset: str) -> tuple[Row, ...]:
+    """SR and MM-LDA by the paper's recipe, and MM-LDA with one thing changed."""
+    recipe = "mmlda-adam" if dataset == "cifar10" else "mmlda"
+    return Row("softmax", "sr", variant=""), *(Row("mmlda", recipe, variant=name) for name in ("", *VARIANTS))
 
 
 class _Probabilities(nn.Module):
@@ -68,63 +80,61 @@ def clipped(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return -model(x).softmax(1).gather(1, y[:, None]).squeeze(1).clamp(1e-7, 1 - 1e-7).log()
 
 
-def suspects(
-    setup: Setup, variants: Sequence[str] = tuple(VARIANTS), views: Sequence[str] = VIEWS
-) -> list[Result]:
+def suspects(setup: Setup, rows: Sequence[Row] | None = None, views: Sequence[str] = VIEWS) -> list[Result]:
     """Every network in every view under FGSM and BIM, beside the worst case; then what explains the paper's table.
 
-    What the audit says of a network that explains it is a result too, and no part of the rule.
+    A network that explains it is audited too, which is no part of the rule.
     With networks that ship (`setup.shipped`), these alone, in the views, beside their results under the worst case.
     """
     if setup.shipped:
         return _shipped(setup, views)
     seed = setup.seeds[0]
-    jobs = {name: _job(setup, name, seed) for name in variants}
+    jobs = {row: _job(setup, row, seed) for row in rows or suspect_rows(setup.data)}
     train(setup, list(jobs.values()), "suspects")
+    nets = [Net(trained(setup, job, "suspects"), job.name, row, seed, job.recipe) for row, job in jobs.items()]
     results: list[Result] = []
-    nets = []
-    for name, job in jobs.items():
-        net = Net(trained(setup, job, "suspects"), job.name, name, seed, job.recipe)
+    for net in nets:
         for eps in numbers.EPS:
-            results.append(_cell(setup, net, "worst case", attacks.WorstCase(eps=eps), eps, results))
+            results.append(_cell(setup, net, WORST, attacks.WorstCase(eps=eps), eps, results))
             for view in views:
                 results += [_cell(setup, net, view, getattr(attacks, kind)(eps=eps), eps, results) for kind in ATTACKS]
-        nets.append(net)
-    looks = {model for (model, _), word in verdict(results).items() if word == "explains"}
+    found = verdicts(results)
+    explaining = {(item["recipe"], item["variant"]) for item in found if item["verdict"] == "explains"}
     eps, n = default_eps(setup.sets()[1]), setup.images(AUDITED)
-    base = next((net for net in nets if net.row == "SR"), nets[0])  # without which nothing explains anything
-    seen = [audited(setup, net, base, eps, n) for net in nets if net.row in looks]
-    return [*results, *seen, _judged(setup, results)]
+    base = next((net for net in nets if net.row.head == "softmax"), nets[0])  # without SR nothing is explained
+    masked = [net for net in nets if (f"{setup.data}-{net.row.recipe}", net.row.variant) in explaining]
+    return [*results, *(audited(setup, net, base, eps, n) for net in masked), _judged(setup, results, found)]
 
 
 def _shipped(setup: Setup, views: Sequence[str]) -> list[Result]:
     """The networks of Table 2 themselves, trained for as long as the paper's: what a view alone can do."""
     results, worst = [], []
     for net in networks(setup, plain_rows(setup.data)):
+        shown = dataclasses.replace(net, row=dataclasses.replace(net.row, shipped=True))
         for eps in numbers.EPS:
-            path = setup.out / f"worst-{setup.data}-{slug(net.row)}-{eps:.4g}-{net.seed}.json"
+            path = setup.out / f"worst-{setup.data}-{slug(net.label(setup.data, 'worst'))}-{eps:.4g}-{net.seed}.json"
             if not path.is_file():
-                raise ValueError(f"out = {str(setup.out)!r}: expected {path.name} there, a result beside table3")
+                raise ValueError(
+                    f"out must have {path.name}, a result beside table3, got {str(setup.out)!r} without it"
+                )
             there = Result.load(path)
-            cell = {**there.cell, "model": f"{net.row}{SHIPS}", "view": "worst case"}
+            cell = {**there.cell, "shipped": True, "view": WORST}
             worst.append(dataclasses.replace(there, cell=cell))
-            shown = dataclasses.replace(net, row=f"{net.row}{SHIPS}")
             for view in views:
                 results += [_cell(setup, shown, view, getattr(attacks, kind)(eps=eps), eps) for kind in ATTACKS]
-    return [*results, _judged(setup, [*results, *worst])]
+    return [*results, _judged(setup, results, verdicts([*results, *worst]))]
 
 
-def _job(setup: Setup, name: str, seed: int) -> Job:
-    change, other = VARIANTS[name]
-    ours = "MM-LDA (Adam)" if setup.data == "cifar10" else "MM-LDA"  # the paper's recipe, not ours
-    recipe = setup.recipe("SR" if name == "SR" else ours, seed)
+def _job(setup: Setup, row: Row, seed: int) -> Job:
+    change, other = VARIANTS.get(row.variant or "", ({}, {}))
+    recipe = setup.recipe(row, seed)
     if "steps" in other:
         recipe = recipe.scaled(recipe.steps * other["steps"])
     else:
         recipe = dataclasses.replace(recipe, **other)
-    config = {**network("softmax" if name == "SR" else "mmlda", setup.data), **change}
-    return Job(name=f"suspect-{setup.data}-{slug(name)}-{seed}", model=config, recipe=recipe, data=setup.data,
-               root=setup.root)  # fmt: skip
+    name = f"suspect-{setup.data}-{slug(row.label(setup.data))}-{seed}"
+    config = {**network(row.head, setup.data), **change}
+    return Job(name=name, model=config, recipe=recipe, data=setup.data, root=setup.root)
 
 
 def _cell(
@@ -135,46 +145,39 @@ def _cell(
     It counts every adversarial image that is classified right, as the paper seems to: from a predicted label an attack
     may also make a wrong image right. A network with the very weights of one of the `others` has its results.
     """
-    kind = type(attack).__name__
-    name = f"suspect-{setup.data}-{slug(net.row)}-{slug(view)}-{kind.lower()}-{eps:g}-{net.seed}"
+    kind, words = type(attack).__name__, net.label(setup.data, "suspect")
+    name = f"suspect-{setup.data}-{slug(words)}-{slug(view)}-{kind.lower()}-{eps:g}-{net.seed}"
     n = setup.images(MOST)
-    data = setup.sets()[1].subset(slice(n))
-    about = traced(net.model, data, torch.device(setup.device), net.name)
-    weights = about["network"]["sha256"]
-    found = kept(setup.out / f"{name}.json", weights, n)
+    found = kept(setup, name, net, n)
     if found is not None:
         return found
-    what = f"accuracy of {net.row} under {kind} at {eps:g} on {setup.data}, {view}"
-    cell = {"data": setup.data, "model": net.row, "view": view, "attack": kind, "eps": eps, "seed": net.seed}
+    fields = net.fields(setup.data)
+    fields["cell"] = {**fields["cell"], "view": view}
+    fields["what"] = f"accuracy of {words} under {kind} at {eps:g} on {setup.data}, {view}"
     for other in others:
-        if (other.network or {}).get("sha256") == weights and {**other.cell, "model": net.row} == cell:
-            note = f"{other.note}; the network has the very weights of {other.cell['model']}, whose result this is"
-            fields = {"what": what, "note": note, "network": about["network"], **net.about()}
-            twin = dataclasses.replace(other, name=name, cell=cell, **fields)
+        if other.network_sha256 == net.digest() and (other.cell["view"], other.attack, other.eps) == (view, kind, eps):
+            note = f"{other.note}; the network has the very weights of {label(other)}, whose result this is"
+            twin = dataclasses.replace(other, **{**fields, "name": name, "note": note, "network": net.name})
             return twin.save(setup.out, other.read_outcomes(setup.out))
-    begin = time.perf_counter()
+    data, begin = setup.sets()[1].subset(slice(n)), time.perf_counter()
     x_adv, zero = _attacked(net.model, data, attack, view, setup.device)
     clean, guess = (_labels(net.model, x, setup.device) for x in (data.pixels(), x_adv))
-    labels = data.labels.cpu()
-    held = int((guess == labels).sum())
-    low, high = wilson(held, n)
-    return Result(
+    settings = describe_attack(attack)["settings"]
+    return Result.counted(
+        int((guess == data.labels.cpu()).sum()),
+        n,
         name=name,
         kind="suspect",
-        what=what,
-        cell=cell,
-        value=100 * held / n,
-        unit="%",
-        interval=(100 * low, 100 * high),
-        paper=numbers.table2(setup.data, "SR" if net.row in SR else "MM-LDA", kind, eps),
+        paper=numbers.table2(setup.data, SR if net.row.head == "softmax" else MMLDA, kind, eps),
         note=dataclasses.replace(setup, steps=None if setup.shipped else net.recipe.steps).note(n=n),
-        n=n,
-        seed=net.seed,
         seconds=time.perf_counter() - begin,
         numbers={"zero_gradient": zero},
-        attack=describe_attack(attack),
-        **net.about(),
-        **about,
+        attack=kind,
+        eps=eps,
+        attack_settings=settings,
+        attack_steps=settings.get("steps"),
+        **fields,
+        **traced(net.model, data, setup.device, net.name),
     ).save(setup.out, packed({"clean": clean.to(torch.uint8), "prediction": guess.to(torch.uint8)}))
 
 
@@ -202,41 +205,61 @@ def _labels(model: nn.Module, x: Tensor, device: str) -> Tensor:
     return torch.cat([model(part.to(device)).argmax(1).cpu() for part in x.split(1000)])
 
 
-def verdict(results: Sequence[Result]) -> dict[tuple[str, str], str]:
-    """The rule of docs/suspects.md: "explains", "in part" or "no" for each network and view of one data set."""
-    at = {(r.cell["model"], r.cell["view"], r.cell["attack"], r.cell["eps"]): r for r in results}
-    found = {}
-    for model, view in {(r.cell["model"], r.cell["view"]): None for r in results if r.cell["view"] != "worst case"}:
-        if model in SR:
-            continue
-        six = [at[model, view, kind, eps] for kind in ATTACKS for eps in numbers.EPS]
-        near = sum(r.difference is not None and abs(r.difference) <= LOOKS for r in six)
-        hollow = all(number(at[model, "worst case", "WorstCase", eps]) < HOLLOW for eps in (0.12, 0.2))
-        control = (SR[model.endswith(SHIPS)], view, "BIM", 0.12)
-        fair = control in at and number(at[control]) < CONTROL
+def verdicts(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """The rule of docs/suspects.md: "explains", "in part" or "no" for each MM-LDA network and view of one dataset."""
+    at = {(*_network(r), r.cell["view"], r.attack, r.eps): r for r in results}
+    control = {(_network(r)[2], r.cell["view"]): r for r in results
+               if (r.head, r.attack, r.eps) == ("softmax", "BIM", 0.12)}  # fmt: skip
+    found = []
+    pairs = {(_network(r), r.cell["view"]): r for r in results if r.head == "mmlda" and r.cell["view"] != WORST}
+    for (net, view), result in pairs.items():
+        six = [at[*net, view, kind, eps] for kind in ATTACKS for eps in numbers.EPS]
+        near = sum(r.difference is not None and round(abs(r.difference), 12) <= LOOKS for r in six)
+        hollow = all(at[*net, WORST, "WorstCase", eps].number < HOLLOW for eps in (0.12, 0.2))
+        sr = control.get((net[2], view))
+        fair = sr is not None and sr.number < CONTROL
         look = "explains" if near == 6 else "in part" if near >= 3 else "no"
-        found[model, view] = look if hollow and fair else "no"
+        cell: dict[str, Any] = {key: result.cell[key] for key in ("variant", "shipped") if key in result.cell}
+        found.append({"recipe": net[0], **cell, "view": view, "verdict": look if hollow and fair else "no"})
     return found
 
 
-def _judged(setup: Setup, results: list[Result]) -> Result:
-    found = verdict(results)
-    full = [f"{model} ({view})" for (model, view), word in found.items() if word == "explains"]
-    part = [f"{model} ({view})" for (model, view), word in found.items() if word == "in part"]
+def _network(result: Result) -> tuple[str, str | None, bool]:
+    """What tells the networks of one dataset apart: recipe, variant, and whether it ships."""
+    return result.recipe, result.cell.get("variant"), bool(result.cell.get("shipped"))
+
+
+def _judged(setup: Setup, results: list[Result], found: list[dict[str, Any]]) -> Result:
+    named = {_network(result): label(result) for result in results}
+
+    def names(verdict: str) -> str:
+        those = [item for item in found if item["verdict"] == verdict]
+        nets = [(item["recipe"], item.get("variant"), bool(item.get("shipped"))) for item in those]
+        return ", ".join(f"{named[net]} ({item['view']})" for net, item in zip(nets, those))
+
+    full, part = names("explains"), names("in part")
     among = "Among the networks that ship" if setup.shipped else "Among networks that differ in one thing"
     if setup.data not in numbers.DATASETS:
         what = f"{len(found)} cells on {setup.data}, for which the paper has no numbers to explain"
     elif full:
-        what = f"{among}, the look of Table 2 under FGSM and BIM is explained by {', '.join(full)}"
-        what += f"; in part by {', '.join(part)}" if part else ""
+        what = f"{among}, the look of Table 2 under FGSM and BIM is explained by {full}"
+        what += f"; in part by {part}" if part else ""
     else:
         what = f"{among}, none explains the look of Table 2 under FGSM and BIM"
-        what += f"; in part it looks like {', '.join(part)}" if part else ""
-    words = [[model, view, word] for (model, view), word in found.items()]
+        what += f"; in part it looks like {part}" if part else ""
+    rule = undecided(
+        "explains: within 10 points of the paper's MM-LDA row in all six numbers, while the worst case leaves under "
+        "20% at 0.12 and 0.20 and SR in the same view is under 50% for BIM at 0.12"
+    )
     return claim(
-        setup, f"suspects{'-shipped' if setup.shipped else ''}", what, None, value=float(len(full)), unit="cells",
-        series={"verdicts": words},
-        rule="explains: within 10 points of the paper's MM-LDA row in all six numbers, while the worst case leaves "
-        "under 20% at 0.12 and 0.20 and SR in the same view is under 50% for BIM at 0.12",
-        n=min(r.n for r in results if r.cell["view"] != "worst case" and r.n is not None),
-    )  # fmt: skip
+        setup,
+        "suspects",
+        what,
+        rule,
+        name="shipped" if setup.shipped else "",
+        value=float(sum(item["verdict"] == "explains" for item in found)),
+        unit="cells",
+        cell={"shipped": True} if setup.shipped else {},
+        series={"verdicts": found},
+        n=min(r.n for r in results if r.cell["view"] != WORST and r.n is not None),
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import math
 import secrets
@@ -17,11 +16,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mmlda import attacks, zoo
-from mmlda._utils.tensors import packed
 from mmlda.data import ImageData, load
 from mmlda.evaluation.robustness import predictions
 from mmlda.models import build
-from mmlda.results import Result, wilson
+from mmlda.results import Result, weights_digest, wilson
 
 __all__ = ["Verification", "verify"]
 
@@ -32,7 +30,6 @@ CHANCE = 1e-3  # how improbable it may be that images change sides as often one 
 COUNTED = 1e-3  # how far, as a share, the value may be from that of its outcomes, whose distances are in half precision
 DISTANCE = 0.02  # how far the mean distance over images broken both times may be off, for minimum-norm attacks
 ATTACKED = ("table2", "table3", "worst")  # kinds of results that are about an attack
-NAMES = {"C&W": "CarliniWagner"}  # attacks that a table calls by another name
 
 
 @dataclass(frozen=True)
@@ -52,12 +49,12 @@ class Verification:
     @property
     def agrees(self) -> bool:
         value = self.result.value
-        alike = CHOSEN if self.result.attack is not None and self.result.attack["name"] == "JSMA" else HELD
+        alike = CHOSEN if self.result.attack == "JSMA" else HELD
         return (
             not self.faults
             and isinstance(value, int | float)
             and self.counted is not None
-            and abs(self.counted - value) <= max(1e-6, COUNTED * abs(value))
+            and abs(self.counted - value) <= max(1e-8, COUNTED * abs(value))
             and self.same_label >= CLEAN
             and (self.same_outcome is None or self.same_outcome >= alike)
             and one_sided(*self.changed) >= CHANCE
@@ -67,10 +64,11 @@ class Verification:
     def __str__(self) -> str:
         verdict = "agrees" if self.agrees else "DOES NOT AGREE"
         text = f"{self.result.name}: {verdict} on {self.n} of its images (drawn with seed {self.seed}); "
-        text += f"claimed {_shown(self.result.value)}, counted {_shown(self.counted)} from its outcomes; "
+        claimed, counted = (_shown(value, self.result.unit) for value in (self.result.value, self.counted))
+        text += f"claimed {claimed}, counted {counted} from its outcomes; "
         text += f"same label for {100 * self.same_label:.1f}%"
         if self.same_outcome is not None:
-            text += f", same outcome under {self.result.attack['name']} for {100 * self.same_outcome:.1f}%"  # type: ignore[index]
+            text += f", same outcome under {self.result.attack} for {100 * self.same_outcome:.1f}%"
         if self.distance is not None:
             text += f", mean L2 {self.distance:.4f} times the claimed one"
         return text + "".join(f"; {fault}" for fault in self.faults)
@@ -98,83 +96,106 @@ def verify(
 ) -> Verification:
     """Count a result's number again from the outcomes beside it, and recompute `n` of these, drawn at random.
 
-    `seed` says which; without one they are others every time, so that nobody can know which outcomes must be true. The
-    network is the one that ships with these weights, or the one in `networks/` beside it, or `network`: whichever it
-    is, its weights' hash must be the result's, and so must the data's. What the result says of itself
-    (its place in the table, its interval) must fit the attack, the network and the outcomes.
+    Without a `seed` other images are drawn every time, so that nobody can know which outcomes must be true. The network
+    is the one that ships with these weights, or the one in `networks/` beside the result, or `network`; the SHA-256 of
+    its weights must be the result's, and so must that of the data. The fields of the result (attack, eps, head,
+    dataset, interval) must fit its attack's settings, the network and the outcomes.
     """
     path = Path(path)
     result = Result.load(path)
     if n < 1:
-        raise ValueError(f"n = {n}: expected at least 1")
+        raise ValueError(f"n must be at least 1, got {n!r}")
     claimed = _outcomes(result, path)
     model = _network(result, path.parent, network).to(device)
     data = _data(result, root)
     if any(len(column) != len(data) for column in claimed.values()):
         sizes = sorted({len(column) for column in claimed.values()})
-        raise ValueError(f"{path}: outcomes of {sizes} images, expected one for each of the {len(data)}")
+        raise ValueError(f"{path}: outcomes must be of {len(data)} images, got {sizes}")
     seed = secrets.randbelow(2**31) if seed is None else seed
-    drawn = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))[:n]
-    rows = drawn.sort().values
-    part = data.subset(rows)
+    rows = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))[:n].sort().values
+    drawn = {name: column[rows] for name, column in claimed.items()}
+    again = _recompute(result, model, data.subset(rows), rows, drawn, device)
+    return Verification(
+        result=result,
+        n=len(rows),
+        seed=seed,
+        faults=_faults(result, model, claimed, data.labels),
+        counted=_value(result, claimed, data.labels),
+        **again,
+    )
+
+
+def _recompute(
+    result: Result,
+    model: nn.Module,
+    part: ImageData,
+    rows: Tensor,
+    claimed: dict[str, Tensor],
+    device: torch.device | str,
+) -> dict[str, Any]:
+    """Attack some images again and compare with their claimed outcomes: fields of `Verification`."""
     labels = part.labels
     clean = predictions(model, part, device=device)
-    same_label = _share(clean == claimed["clean"][rows])
-    counted, faults = _value(result, claimed, data.labels), _faults(result, model, claimed, data.labels)
-    if result.attack is None:
-        return Verification(result, len(rows), seed, faults, counted, same_label, None, (0, 0), None)
-    attack = _attack(result.attack)
+    same_label = _share(clean == claimed["clean"])
+    if not result.attack:
+        return {"same_label": same_label, "same_outcome": None, "changed": (0, 0), "distance": None}
+    attack = _attack(result.attack, result.attack_settings)
     again = attack(model, part.pixels().to(device), labels.to(device), index=rows.to(device))
     success, l2 = again.success.cpu(), again.l2.cpu().double()
     now = (clean == labels) & (again.prediction.cpu() == labels)
-    then = (claimed["clean"][rows] == labels) & (claimed["prediction"][rows] == labels)
-    both = success & claimed["success"][rows] & (clean == labels) & (claimed["clean"][rows] == labels)
+    then = (claimed["clean"] == labels) & (claimed["prediction"] == labels)
+    both = success & claimed["success"] & (clean == labels) & (claimed["clean"] == labels)
     distance = None
     if isinstance(attack, attacks.CarliniWagner | attacks.FAB) and bool(both.any()):
-        distance = float(l2[both].mean() / claimed["l2"][rows][both].double().mean())
+        distance = float(l2[both].mean() / claimed["l2"][both].double().mean())
     changed = int((then & ~now).sum()), int((now & ~then).sum())
-    return Verification(result, len(rows), seed, faults, counted, same_label, _share(now == then), changed, distance)
+    return {"same_label": same_label, "same_outcome": _share(now == then), "changed": changed, "distance": distance}
 
 
 def _outcomes(result: Result, path: Path) -> dict[str, Tensor]:
     """The outcomes beside a result; a ValueError where it has none, or not those that its kind needs."""
     claimed = {} if result.outcomes is None else load_tensors(result.read_outcomes(path.parent))
-    if "clean" not in claimed or result.data is None or result.network is None:
-        raise ValueError(f"{path}: expected a result with an outcome for each image: table1, table2, table3, worst "
-                         f"or evaluation, not {result.kind}")  # fmt: skip
-    if result.attack is None and result.kind in ATTACKED:
-        raise ValueError(f"{path}: a result of kind {result.kind} without an attack; expected the one it is about")
-    needed = () if result.attack is None else ("success", "prediction", "l2", "distortion")
+    if "clean" not in claimed or result.data is None:
+        raise ValueError(
+            f"{path} must be a result with an outcome for each image (table1, table2, table3, worst or evaluation), "
+            f"got {result.kind}"
+        )
+    if not result.attack and result.kind in ATTACKED:
+        raise ValueError(f"{path}: attack must be the one it is about, got none")
+    needed = ("success", "prediction", "l2", "distortion") if result.attack else ()
     if missing := [name for name in needed if name not in claimed]:
-        raise ValueError(f"{path}: outcomes without {', '.join(missing)}; expected them where there was an attack")
-    for part, fields in (("data", ("name", "images", "sha256")), ("network", ("name", "sha256"))):
-        if lacking := [name for name in fields if not (getattr(result, part) or {}).get(name)]:
-            raise ValueError(f"{path}: {part} without {', '.join(lacking)}")
+        raise ValueError(f"{path}: outcomes must have {', '.join(missing)} where there was an attack, got none")
+    if lacking := [name for name in ("name", "images", "sha256") if not result.data.get(name)]:
+        raise ValueError(f"{path}: data must have {', '.join(lacking)}, got {result.data!r}")
+    if not result.network_sha256:
+        raise ValueError(f"{path}: network_sha256 must be that of its weights, got none")
     return claimed
 
 
 def _faults(result: Result, model: nn.Module, outcomes: dict[str, Tensor], labels: Tensor) -> tuple[str, ...]:
-    """Where what a result says of itself is not what its attack, network and outcomes say."""
-    faults, cell = [], result.cell
-    if result.attack is not None:
-        name, eps = result.attack.get("name"), (result.attack.get("settings") or {}).get("eps")
-        if cell.get("attack", name) not in (name, *(short for short, long in NAMES.items() if long == name)):
-            faults.append(f"its place is under {cell['attack']}, its attack is {name}")
-        if cell.get("eps", eps) != eps:
-            faults.append(f"its place is at eps {cell['eps']}, its attack has {eps}")
-    head = getattr(model, "config", {}).get("head")
-    for word, expected in (("MM-LDA", "mmlda"), ("SR", "softmax")):
-        if str(cell.get("model", "")).split(" ")[0].rstrip(",") == word and head not in (None, expected):
-            faults.append(f"its place is in the row {cell['model']}, its network has the head {head!r}")
-    if cell.get("data", result.data["name"]) != result.data["name"]:  # type: ignore[index]
-        faults.append(f"its place is under {cell['data']}, its images are of {result.data['name']}")  # type: ignore[index]
-    if result.unit == "%" and result.interval is not None and result.n == len(labels):
-        value = _value(result, outcomes, labels)
-        low, high = wilson(round((value or 0.0) * len(labels) / 100), len(labels))
-        if max(abs(100 * low - result.interval[0]), abs(100 * high - result.interval[1])) > 1e-6:
-            faults.append(f"its interval is {result.interval[0]:.2f} to {result.interval[1]:.2f}, that of its outcomes "
-                          f"{100 * low:.2f} to {100 * high:.2f}")  # fmt: skip
-    return tuple(faults)
+    """Where the fields of a result do not fit its attack's settings, its network, its data and its outcomes."""
+    assert result.data is not None
+    faults = []
+    eps = (result.attack_settings or {}).get("eps")
+    if result.attack and result.eps != eps:
+        faults.append(f"its eps is {result.eps}, that of its attack's settings {eps}")
+    head = getattr(model, "config", {}).get("head", "")
+    if result.head and head and result.head != head:
+        faults.append(f"its head is {result.head!r}, that of its network {head!r}")
+    if result.dataset != result.data["name"]:
+        faults.append(f"its dataset is {result.dataset!r}, its images are of {result.data['name']!r}")
+    return (*faults, *_interval_fault(result, outcomes, labels))
+
+
+def _interval_fault(result: Result, outcomes: dict[str, Tensor], labels: Tensor) -> list[str]:
+    """Whether the interval of a share is that of its outcomes."""
+    if result.unit != "share" or result.interval is None or result.n != len(labels):
+        return []
+    ends = wilson(round((_value(result, outcomes, labels) or 0.0) * len(labels)), len(labels))
+    if max(abs(a - b) for a, b in zip(ends, result.interval)) <= 1e-8:
+        return []
+    (low, high), (claimed_low, claimed_high) = ends, result.interval
+    return [f"its interval is {claimed_low:.4f} to {claimed_high:.4f}, that of its outcomes {low:.4f} to {high:.4f}"]
 
 
 def _value(result: Result, outcomes: dict[str, Tensor], labels: Tensor) -> float | None:
@@ -182,17 +203,18 @@ def _value(result: Result, outcomes: dict[str, Tensor], labels: Tensor) -> float
     right = outcomes["clean"] == labels
     if len(right) != result.n:
         return None
-    if result.attack is None:
-        share = 100 * _share(right)
-        return 100 - share if result.kind == "table1" else share
+    if not result.attack:
+        return _share(~right if result.kind == "table1" else right)
     if result.kind == "table3":
         broken = outcomes["distortion"][right & outcomes["success"]].double()
         return float(broken.mean()) if len(broken) else None
-    return 100 * _share(right & (outcomes["prediction"] == labels))
+    return _share(right & (outcomes["prediction"] == labels))
 
 
-def _shown(value: float | str | None) -> str:
-    return f"{value:.4g}" if isinstance(value, int | float) else "nothing"
+def _shown(value: float | str | None, unit: str) -> str:
+    if not isinstance(value, int | float):
+        return "nothing"
+    return f"{100 * value:.4g}%" if unit == "share" else f"{value:.4g}"
 
 
 def _share(flags: Tensor) -> float:
@@ -200,56 +222,62 @@ def _share(flags: Tensor) -> float:
 
 
 def _network(result: Result, folder: Path, given: str | Path | None) -> nn.Module:
-    assert result.network is not None
-    name = str(given if given is not None else result.network["name"])
-    if given is None and name not in zoo.names():  # one that ships may have had another name where it was made
-        name = next((ships for ships in zoo.names() if _digest(zoo.load(ships)) == result.network["sha256"]), name)
-    kept = folder / "networks" / name
-    if given is None and name not in zoo.names() and kept.with_name(kept.name + ".safetensors").is_file():
-        config = json.loads(kept.with_name(kept.name + ".json").read_text())["model"]
-        model: nn.Module = build(config).eval()
-        model.load_state_dict(load_file(kept.with_name(kept.name + ".safetensors")))
-    elif given is None and name not in zoo.names() and not (Path(name) / "run.json").is_file():
-        if not (kept / "run.json").is_file():
-            what = f"the network of {result.name}, {name!r}, does not ship and is not in {kept.parent}"
-            raise ValueError(f"{what}: expected its place as `network` (--network)")
-        model = zoo.load(kept)
-    else:
-        model = zoo.load(name)
-    digest = _digest(model)
-    if digest != result.network["sha256"]:
-        raise ValueError(f"network {name!r} has other weights (SHA-256 {digest[:12]}...) than the one of {result.name} "
-                         f"({str(result.network['sha256'])[:12]}...)")  # fmt: skip
+    """The network of a result; a ValueError where it is not found, or has other weights."""
+    model = zoo.load(str(given)) if given is not None else _find_network(result, folder)
+    digest = weights_digest(model.state_dict())
+    if digest != result.network_sha256:
+        raise ValueError(
+            f"network of {result.name} must have weights of SHA-256 {result.network_sha256[:12]}..., got "
+            f"{digest[:12]}... ({given or result.network})"
+        )
     return model
 
 
-def _digest(model: nn.Module) -> str:
-    return hashlib.sha256(packed(model.state_dict())).hexdigest()
+def _find_network(result: Result, folder: Path) -> nn.Module:
+    """The network by its name or weights: one that ships, one in `networks/` beside the result, or a run's folder."""
+    name = result.network
+    if name in zoo.names():
+        return zoo.load(name)
+    for ships in zoo.names():  # one that ships may have had another name where it was made
+        model = zoo.load(ships)
+        if weights_digest(model.state_dict()) == result.network_sha256:
+            return model
+    weights, described = (folder / "networks" / f"{name}{end}" for end in (".safetensors", ".json"))
+    if weights.is_file():  # left by a sweep
+        model = build(json.loads(described.read_text())["model"]).eval()
+        model.load_state_dict(load_file(weights))
+        return model
+    for run in (Path(name), folder / "networks" / name):
+        if name and (run / "run.json").is_file():
+            return zoo.load(run)
+    raise ValueError(
+        f"network (--network) must be the path of {name!r}, the network of {result.name}, got none: it does not ship "
+        f"and is not in {folder / 'networks'}"
+    )
 
 
 def _data(result: Result, root: str | Path | None) -> ImageData:
     assert result.data is not None
     if not isinstance(result.data["images"], int):
-        raise ValueError(f"data of {result.name} has images = {result.data['images']!r}: expected a whole number")
+        raise ValueError(f"images in the data of {result.name} must be a whole number, got {result.data['images']!r}")
     data = load(str(result.data["name"]), root)[1].subset(slice(result.data["images"]))
     if data.digest() != result.data["sha256"]:
-        raise ValueError(f"data {result.data['name']!r} has other test images than those {result.name} was measured on")
+        raise ValueError(f"data must be the test images that {result.name} was measured on, got others")
     return data
 
 
-def _attack(about: dict[str, Any]) -> attacks.Attack:
+def _attack(name: str, settings: Any) -> attacks.Attack:
     """The attack that `describe_attack` described."""
-    name, settings = str(about.get("name")), about.get("settings")
     kind = getattr(attacks, name, None) if name in attacks.__all__ else None
     if not (isinstance(kind, type) and issubclass(kind, attacks.Attack)) or kind is attacks.Attack:
-        raise ValueError(f"attack {name!r}: expected one of this package")
+        raise ValueError(f"attack must be one of this package, got {name!r}")
     fields = {field.name: field for field in dataclasses.fields(kind)}
-    if not isinstance(settings, dict) or (unknown := sorted(set(settings) - set(fields))):
-        what = "none" if not isinstance(settings, dict) else ", ".join(unknown)
-        raise ValueError(f"settings of the attack {name}: {what}; expected some of {', '.join(fields)}")
-    # FGSM's one step is none of its settings.
-    given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()
-                             if fields[key].init}  # fmt: skip
+    if not isinstance(settings, dict) or not set(settings) <= set(fields):
+        raise ValueError(f"settings of {name} must be some of {', '.join(fields)}, got {settings!r}")
+    # FGSM's one step is not among its arguments.
+    given: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in settings.items() if fields[key].init
+    }
     if given.get("attacks") is not None:
-        given["attacks"] = tuple(_attack(one) for one in given["attacks"])
+        given["attacks"] = tuple(_attack(str(one.get("name")), one.get("settings")) for one in given["attacks"])
     return kind(**given)

@@ -19,7 +19,7 @@ from typing import Any
 
 from mmlda._utils.files import write_whole
 from mmlda.report import figures, gallery, summary, tables
-from mmlda.report.entries import Entry, counted, fixed, grouped, notes_of, number, of_kind
+from mmlda.report.entries import Entry, fixed, grouped, notes_of, number, of_kind, percent
 from mmlda.results import Result, result_files
 
 __all__ = ["build"]
@@ -67,13 +67,9 @@ def load(folder: str | Path) -> list[Entry]:
     """The results, numbered in the order of their paths, each with the folder it lies in."""
     entries: list[Entry] = []
     for path in result_files(folder):
-        result = Result.load(path)
-        for name in ("cell", "numbers", "series", "versions"):
-            if not isinstance(getattr(result, name), dict):
-                raise ValueError(f"{path}: {name} is {getattr(result, name)!r}, expected names with values")
-        entries.append(Entry(len(entries), result, path.parent))
+        entries.append(Entry(len(entries), Result.load(path), path.parent))
     if not entries:
-        raise ValueError(f"results = {str(folder)!r}: expected result files, found none")
+        raise ValueError(f"results must be a folder with result files, got {str(folder)!r} without any")
     return entries
 
 
@@ -168,12 +164,11 @@ def _audit(entry: Entry) -> list[Plot]:
 def _compared(entries: list[Entry]) -> list[Figure]:
     """Table 2 drawn, for the two networks the paper is about."""
     plots = []
-    for (data, model), rows in tables.compared(entries).items():
-        if model in ("SR", "MM-LDA"):
-            ids = {k for row in rows for k in row[3]}
-            label = f"Dot plot: accuracy of {model} on {data} under attack, ours and the paper’s"
-            draw = partial(figures.compared, [row[:3] for row in rows], model)
-            plots.append(_drawn([e for e in entries if e.id in ids], "compared", draw, label, f"{data} · {model}"))
+    for (data, model), rows in tables.compared([e for e in entries if e.plain_head]).items():
+        ids = {k for row in rows for k in row[3]}
+        label = f"Dot plot: accuracy of {model} on {data} under attack, ours and the paper’s"
+        draw = partial(figures.compared, [row[:3] for row in rows], model)
+        plots.append(_drawn([e for e in entries if e.id in ids], "compared", draw, label, f"{data} · {model}"))
     about = "Each attack’s accuracy in our hands and in the paper’s: where the two part, the table was not reproduced."
     return [Figure("table2-drawn", "Table 2 at a glance", about, plots, [], [])] if plots else []
 
@@ -183,7 +178,7 @@ def _latent(entries: list[Entry]) -> list[Figure]:
     found = [e for e in of_kind(entries, "fig2") if e.result.series.get("x")]
     plots = []
     for e in found:
-        score = number(e.result.value)
+        score = e.value
         caption = f"{e.data} · {e.model}" + (f", silhouette {fixed(score, 2)}" if score is not None else "")
         label = f"Scatter plot: latent features of {e.model} on {e.data}, a colour a class"
         plots.append(_drawn([e], "latent", partial(figures.latent, e.result.series), label, caption))
@@ -193,8 +188,8 @@ def _latent(entries: list[Entry]) -> list[Figure]:
 
 
 def _found(entries: list[Entry], *names: str) -> list[str]:
-    """What was found on some claims, in words; `names` are first words of theirs."""
-    claims = [e for e in of_kind(entries, "claim") if e.at("claim").split("-")[0] in names]
+    """What was found on some claims, in words."""
+    claims = [e for e in of_kind(entries, "claim") if e.result.claim in names]
     return [f"{e.data}: {str(e.result.what).rstrip('.')}." for e in claims]
 
 
@@ -203,44 +198,40 @@ def _biased(entries: list[Entry]) -> list[Figure]:
     found = of_kind(entries, "fig3")
     plots = []
     for data, group in grouped(found, lambda e: e.data).items():
-        sets = [e for e in group if number(e.result.value) is not None]
+        sets = sorted((e for e in group if e.value is not None), key=_set_order)
         values = {
             model: {
-                name: sum(float(e.result.value or 0) for e in same) / len(same)
-                for name, same in sorted(
-                    grouped(each, lambda e: e.at("set")).items(), key=lambda item: counted(item[0])
-                )
+                name: sum(e.value or 0.0 for e in same) / len(same)
+                for name, same in grouped([e for e in sets if e.model == model], lambda e: e.at("set")).items()
             }
-            for model, each in grouped(sets, lambda e: e.model).items()
+            for model in dict.fromkeys(e.model for e in group)
         }
-        if values:
+        families = {e.at("set"): e.at("family") for e in sets}
+        if sets:
             label = f"Dot plot: accuracy on the class-biased sets of {data}, by network"
-            plots.append(_drawn(sets, "biased", partial(figures.biased, values), label, data))
+            plots.append(_drawn(sets, "biased", partial(figures.biased, values, families), label, data))
     about = "Accuracy where classes are unequally frequent in training and testing: BP1 graded, BP2 one class ahead."
-    findings = _found(entries, "fig3", "priors")
+    findings = _found(entries, "fig3", "fig3-recipe", "priors")
     made = Figure("fig3", "Figure 3. Class-biased data", about, plots, findings, notes_of(found))
     return [made] if plots else []
+
+
+def _set_order(entry: Entry) -> tuple[str, float]:
+    return entry.at("family"), number(entry.result.cell.get("index")) or 0.0
 
 
 def _chosen(entries: list[Entry]) -> list[Figure]:
     """Fig. 5."""
     found = of_kind(entries, "fig5")
-    best = {e.data: number(e.result.value) for e in of_kind(entries, "claim") if e.at("claim") == "fig5"}
+    best = {e.data: e.value for e in of_kind(entries, "claim") if e.result.claim == "fig5"}
     plots = []
     for data, group in grouped(found, lambda e: e.data).items():
-        points = [e for e in group if None not in (number(e.result.cell.get("log10_C")), number(e.result.value))]
+        points = [e for e in group if None not in (number(e.result.cell.get("log10_C")), e.value)]
         points.sort(key=lambda e: float(e.result.cell["log10_C"]))
         if points:
-            x, y, spread = zip(
-                *(
-                    (
-                        float(e.result.cell["log10_C"]),
-                        float(e.result.value or 0),
-                        number(e.result.numbers.get("std")) or 0.0,
-                    )
-                    for e in points
-                )
-            )
+            x = [float(e.result.cell["log10_C"]) for e in points]
+            y = [e.value or 0.0 for e in points]
+            spread = [percent(number(e.result.numbers.get("std")) or 0.0) for e in points]
             label = f"Line chart: cross-validated error on {data} against log10 of C"
             draw = partial(figures.cross_validation, x, y, spread, best.get(data))
             plots.append(_drawn(points, "folds", draw, label, data))

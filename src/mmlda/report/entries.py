@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmlda.results import Result
+from mmlda.results import HEADS, Result, label
 
 __all__ = [
     "Entry",
     "by_attack",
     "by_data",
     "by_model",
-    "counted",
     "fixed",
     "grouped",
     "notes_of",
     "number",
     "of_kind",
+    "percent",
     "plain",
     "rank",
     "size",
@@ -30,6 +30,8 @@ DATA = {"digits": "digits", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", 
 MODELS = ("SR", "SR (Adam)", "SR + SAT", "SR + HAT", "MM-LDA", "MM-LDA (Adam)", "MM-LDA, true priors",
           "SR, MM-LDA's recipe")  # fmt: skip
 ATTACKS = ("", "FGSM", "BIM", "ILCM", "JSMA")
+ATTACK_WORDS = {"CarliniWagner": "C&W"}
+UNITS = {"share": "%", "share difference": "points"}  # of a file, and of what is printed
 
 
 @dataclass(frozen=True)
@@ -41,20 +43,67 @@ class Entry:
     folder: Path
 
     def at(self, key: str) -> str:
-        """Its place, in words: a cell may hold anything."""
+        """A further coordinate, in words: a cell may hold anything."""
         return str(self.result.cell.get(key, ""))
 
     @property
     def data(self) -> str:
-        return DATA.get(self.at("data"), self.at("data"))
+        """The dataset in words."""
+        return DATA.get(self.result.dataset, str(self.result.dataset))
 
     @property
     def model(self) -> str:
-        return self.at("model")
+        """The network in words; a claim is not about one."""
+        return "" if self.result.kind == "claim" else label(self.result)
+
+    @property
+    def plain_head(self) -> str:
+        """The head of the two networks that the paper is about, SR and MM-LDA; "" for others."""
+        head = self.result.head
+        return head if head in HEADS and self.model == HEADS[head] else ""
+
+    @property
+    def attack(self) -> str:
+        """The attack in words."""
+        return ATTACK_WORDS.get(self.result.attack, str(self.result.attack))
+
+    @property
+    def target(self) -> str:
+        return str(self.result.target)
 
     @property
     def eps(self) -> float | None:
-        return number(self.result.cell.get("eps"))
+        return number(self.result.eps)
+
+    @property
+    def value(self) -> float | None:
+        """The number as it is printed: a share in percent."""
+        return self._printed(self.result.value)
+
+    @property
+    def paper(self) -> float | None:
+        return self._printed(self.result.paper)
+
+    @property
+    def difference(self) -> float | None:
+        both = self.value is not None and self.paper is not None
+        return self.value - self.paper if both else None  # type: ignore[operator]
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Both ends as they are printed; None where they are not two numbers."""
+        ends = self.result.interval
+        both = [self._printed(end) for end in ends] if isinstance(ends, tuple) and len(ends) == 2 else []
+        return (both[0], both[1]) if both and None not in both else None  # type: ignore[return-value]
+
+    @property
+    def unit(self) -> str:
+        """The unit of the printed number."""
+        return UNITS.get(self.result.unit, str(self.result.unit))
+
+    def _printed(self, value: Any) -> float | None:
+        found = number(value)
+        return percent(found) if found is not None and self.result.unit in UNITS else found
 
 
 def number(value: Any) -> float | None:
@@ -66,6 +115,15 @@ def number(value: Any) -> float | None:
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return float(value)
     return None
+
+
+def percent(share: float) -> float:
+    """A share in percent, without the rounding of decimal fractions.
+
+    >>> 100 * 0.07, percent(0.07)
+    (7.000000000000001, 7.0)
+    """
+    return round(100 * share, 9)
 
 
 def fixed(value: float | None, digits: int = 1, sign: bool = False) -> str:
@@ -109,16 +167,6 @@ def of_kind(entries: list[Entry], kind: str) -> list[Entry]:
     """Those of one kind, in the page's order."""
     found = [entry for entry in entries if entry.result.kind == kind]
     return sorted(found, key=lambda e: (by_data(e.data), by_model(e.model), e.eps or 0.0, e.id))
-
-
-def counted(name: str) -> tuple[str, int]:
-    """A key to sort names by that end in a number.
-
-    >>> sorted(["BP1-10", "BP1-2", "BP2-1"], key=counted)
-    ['BP1-2', 'BP1-10', 'BP2-1']
-    """
-    family, _, count = name.rpartition("-")
-    return (family, int(count)) if count.isdecimal() else (name, 0)
 
 
 def grouped(entries: list[Entry], key: Callable[[Entry], Any]) -> dict[Any, list[Entry]]:

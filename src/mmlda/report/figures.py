@@ -70,8 +70,8 @@ def latent(series: Mapping[str, Any], prefix: str) -> str:
     return _panel(draw, prefix, HEIGHT + 50)
 
 
-def biased(values: Mapping[str, Mapping[str, float]], prefix: str) -> str:
-    """Fig. 3: accuracy on the class-biased sets, a mark a model: {model: {set: accuracy}}."""
+def biased(values: Mapping[str, Mapping[str, float]], family: Mapping[str, str], prefix: str) -> str:
+    """Fig. 3: accuracy on the class-biased sets, one mark per model: {model: {set: percent}}, {set: family}."""
     sets = list(dict.fromkeys(name for series in values.values() for name in series))
     at = {name: k for k, name in enumerate(sets)}
 
@@ -83,12 +83,14 @@ def biased(values: Mapping[str, Mapping[str, float]], prefix: str) -> str:
             ax.plot([at[name] for name in series], list(series.values()), linestyle="none", marker="osD^v"[k % 5],
                     color=colour(model, k + 3), label=clip(model, 34),
                     markersize=5.5, fillstyle="none" if k == 2 else "full")  # fmt: skip
-        families = list(dict.fromkeys(name.split("-")[0] for name in sets))
         if len(sets) > 8:  # twenty names do not fit a phone: the family, under its middle
-            ax.set_xticks([np.mean([at[n] for n in sets if n.split("-")[0] == f]) for f in families],
-                          [f"{clip(f)}, {sum(n.split('-')[0] == f for n in sets)} sets" for f in families])  # fmt: skip
-            for f in families[1:]:
-                ax.axvline(min(at[n] for n in sets if n.split("-")[0] == f) - 0.5, color=RULE, linewidth=1.2)
+            places: dict[str, list[int]] = {}
+            for name in sets:
+                places.setdefault(family[name], []).append(at[name])
+            words = [f"{clip(name)}, {len(each)} sets" for name, each in places.items()]
+            ax.set_xticks([float(np.mean(each)) for each in places.values()], words)
+            for each in list(places.values())[1:]:
+                ax.axvline(min(each) - 0.5, color=RULE, linewidth=1.2)
         else:
             ax.set_xticks(range(len(sets)), [clip(name, 12) for name in sets])
         ax.grid(False, axis="x")
@@ -141,14 +143,14 @@ def accuracies(rows: Sequence[Mapping[str, Any]], model: str, prefix: str) -> st
 
     def draw(ax: Axes) -> None:
         for k, row in enumerate(rows):
-            value = float(row["accuracy"])
+            value = 100 * float(row["accuracy"])
             surface = row.get("surface") if row.get("surface") != "logits" else ""  # what attacks differentiate anyway
             name = ", ".join(str(word) for word in (row.get("name"), surface) if word)
             name += f", ε = {plain(row.get('eps'))}" if len(sizes) > 1 and row.get("eps") is not None else ""
             ax.barh(k, 100.0, height=0.34, color=RULE, alpha=0.55)
             ax.barh(k, value, height=0.34, color=colour(model))
             if row.get("low") is not None and row.get("high") is not None:
-                ax.plot([row["low"], row["high"]], [k, k], color=INK, linewidth=1.1)
+                ax.plot([100 * row["low"], 100 * row["high"]], [k, k], color=INK, linewidth=1.1)
             ax.text(0, k - 0.3, clip(name, 44), fontsize=10.5, va="bottom")
             ax.text(100, k - 0.3, f"{value:.1f}%", fontsize=10.5, va="bottom", ha="right")
         ax.set(xlim=(0, 100), ylim=(len(rows) - 0.6, -0.85), yticks=[], xticks=[])
@@ -162,7 +164,7 @@ def curve(eps: Sequence[float], accuracy: Sequence[float], model: str, prefix: s
     """Of an audit: accuracy against the size of the perturbation."""
 
     def draw(ax: Axes) -> None:
-        ax.plot(eps, accuracy, color=colour(model), marker="o", clip_on=False)
+        ax.plot(eps, [100 * share for share in accuracy], color=colour(model), marker="o", clip_on=False)
         ax.set(xlabel="perturbation ε", ylabel="accuracy, %", ylim=(0, 100), xlim=(0, None))
 
     return _panel(draw, prefix)

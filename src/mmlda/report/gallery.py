@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mmlda.report.entries import Entry, by_data, by_model, fixed, number, of_kind
+from mmlda.report.entries import Entry, by_data, by_model, fixed, of_kind
 
 __all__ = ["Panel", "Picture", "panels"]
 
@@ -51,11 +51,11 @@ def panels(entries: list[Entry]) -> list[Panel]:
         pictures, count, gain = _pictures(entry)
         if not pictures:
             continue
-        share = number(entry.result.value)
+        share = entry.value
         sentence = "" if share is None else f"{fixed(share)}% of the noises are semantic (resemble their own image)."
         title = f"{entry.data} · {entry.model}" if entry.model else entry.data
         twins = [e for e in of_kind(entries, "fig4") if (e.data, e.model) == (entry.data, entry.model)]
-        title += f", seed {entry.at('seed')}" if len(twins) > 1 else ""
+        title += f", seed {entry.result.seed}" if len(twins) > 1 else ""
         made.append(Panel(f"pictures-{len(made)}", title, sentence, pictures, count, gain, (entry.id,)))
     return made
 

@@ -83,10 +83,11 @@
 
   // Provenance: one dialog, filled from the block of data.
   const { pool, shared, results } = JSON.parse($("data").textContent);
-  const labels = { part: "part of", cell: "place", paper: "the paper", holds: "claim holds", n: "images", numbers: "also measured",
+  const labels = { part: "part of", place: "place", paper: "the paper", holds: "claim holds", n: "images", numbers: "also measured (shares of 1)", train_steps: "training steps", attack_steps: "steps of the attack",
+    recipe_settings: "recipe", attack_settings: "attack", network_sha256: "SHA-256 of its weights",
     interval: "95% interval", name: "result file", outcomes: "outcomes, image by image" };
-  const order = ["value", "interval", "paper", "difference", "holds", "note", "part", "cell", "n", "seed", "steps", "seconds", "numbers",
-    "attack", "recipe", "network", "data", "device", "versions", "commit", "name", "outcomes"];
+  const order = ["value", "interval", "paper", "difference", "holds", "note", "part", "place", "n", "seed", "train_steps", "attack_steps", "seconds",
+    "numbers", "attack_settings", "recipe_settings", "network", "network_sha256", "data", "device", "versions", "commit", "name", "outcomes"];
   const tidy = (value) => typeof value === "number" ? String(Number(value.toPrecision(6))).replace("-", "−") : String(value);
   const written = (value) => {
     if (value === null || typeof value !== "object") return document.createTextNode(value === true ? "yes" : value === false ? "no" : tidy(value));

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from mmlda.report.entries import Entry, by_data, fixed, grouped, number, of_kind, plain, rank, size
+from mmlda.report.entries import Entry, by_data, fixed, grouped, number, of_kind, percent, plain, rank, size
 from mmlda.report.tables import Cell, agreement, ours, papers
 
 __all__ = [
@@ -26,7 +26,7 @@ __all__ = [
     "verdicts",
 ]
 
-PARTS = {
+TITLES = {
     "table1": "Table 1",
     "table2": "Table 2",
     "table3": "Table 3",
@@ -40,10 +40,22 @@ PARTS = {
     "evaluation": "Evaluation",
     "claim": "Claims",
 }
-# Where the paper makes a claim, by the first word of the claim's name.
-CLAIMED = {"table1": "table1", "adam": "table1", "table2": "table2", "table3": "table3", "success": "table3",
-           "suspects": "table2", "fig2": "fig2", "latent": "fig2", "fig3": "fig3", "priors": "fig3",
-           "fig4": "fig4", "fig5": "fig5"}  # fmt: skip
+# Where the paper makes a claim.
+CLAIMED = {
+    "table1": "table1",
+    "adam": "table1",
+    "table2": "table2",
+    "table3": "table3",
+    "success": "table3",
+    "suspects": "table2",
+    "fig2": "fig2",
+    "latent": "fig2",
+    "fig3": "fig3",
+    "fig3-recipe": "fig3",
+    "priors": "fig3",
+    "fig4": "fig4",
+    "fig5": "fig5",
+}
 MOST = 8  # lines of each kind of source
 TONES = {"real": "good", "none": "bad", "masked": "bad", "mixed": "open"}
 PHRASES = {
@@ -152,7 +164,7 @@ def told(found: list[Verdict]) -> list[Verdict]:
 
     The others, of networks trained on adversarial examples, are a table's.
     """
-    usual = [v for v in found if not (v.entry.result.recipe or {}).get("adversary")]
+    usual = [v for v in found if not (v.entry.result.recipe_settings or {}).get("adversary")]
     return usual if usual and len(found) > MANY else found
 
 
@@ -162,7 +174,7 @@ def _evidence(entry: Entry) -> list[Evidence]:
     for item in entry.result.series.get("evidence") or []:
         if not isinstance(item, dict):
             raise ValueError(f"{entry.result.name}: evidence holds {item!r}, expected a record of a test")
-        value, limit = number(item.get("value")), number(item.get("limit"))
+        value, limit = (_printed(item.get(key), item.get("unit")) for key in ("value", "limit"))
         both = f"{plain(value)} (limit {plain(limit)})" if limit is not None else plain(value)
         passed = item.get("passed")
         made.append(
@@ -176,9 +188,15 @@ def _evidence(entry: Entry) -> list[Evidence]:
     return made
 
 
+def _printed(value: Any, unit: Any) -> float | None:
+    """A number of an audit as it is printed: a share in percent."""
+    found = number(value)
+    return percent(found) if found is not None and unit == "share" else found
+
+
 def headline(found: list[Verdict]) -> str:
     """The verdicts in a sentence: about MM-LDA, which the paper is about, where there is an audit of it."""
-    focus = [v for v in found if v.model.startswith("MM-LDA")] or found
+    focus = [v for v in found if v.entry.result.head == "mmlda" and "variant" not in v.entry.result.cell] or found
     places: dict[tuple[str, str], list[str]] = {}
     for v in focus:
         where = f"{v.data} at ε = {v.eps}" if v.eps else v.data
@@ -207,14 +225,14 @@ def _listed(names: list[str]) -> str:
 def claims(entries: list[Entry]) -> list[Claim]:
     """The paper's claims: its sentences as the results quote them, then its tables, data set by data set."""
     made = []
-    for kind, part in PARTS.items():
+    for kind, part in TITLES.items():
         here = of_kind(entries, kind)
         said = [e for e in here if kind != "claim" and isinstance(e.result.paper, str) and e.result.paper]
-        said += [e for e in of_kind(entries, "claim") if CLAIMED.get(e.at("claim").split("-")[0], "claim") == kind]
+        said += [e for e in of_kind(entries, "claim") if CLAIMED.get(e.result.claim, "claim") == kind]
         for sentence, group in grouped(said, lambda e: str(e.result.paper)).items():
             made.append(Claim(part, sentence, [_finding(e) for e in group]))
         if kind in TABLE_CLAIMS:
-            counted = [e for e in here if number(e.result.paper) is not None]
+            counted = [e for e in here if e.paper is not None]
             findings = [_tally(data, group) for data, group in grouped(counted, lambda e: e.data).items()]
             if findings:
                 made.append(Claim(part, TABLE_CLAIMS[kind], findings))
@@ -222,14 +240,14 @@ def claims(entries: list[Entry]) -> list[Claim]:
 
 
 def _finding(entry: Entry) -> Finding:
-    result, value = entry.result, number(entry.result.value)
+    result, value = entry.result, entry.value
     where = " · ".join(word for word in (entry.data, entry.model) if word)
     what = str(result.what).rstrip(".")
     text = what[:1].upper() + what[1:]
     if result.kind != "claim" and value is not None:  # a claim's sentence has its numbers in it
-        text += f": {plain(value)}{_unit(str(result.unit))}"
+        text += f": {plain(value)}{_unit(entry.unit)}"
     holds = result.holds if isinstance(result.holds, bool) else None
-    judged = not (result.kind == "claim" and entry.at("claim").startswith("suspects"))
+    judged = result.claim != "suspects"
     return Finding(where, holds, text + ".", str(result.series.get("rule", "")), (entry.id,), judged)
 
 
@@ -241,7 +259,7 @@ def _tally(data: str, group: list[Entry]) -> Finding:
     """A table's cells together: the claim holds where every cell that decides it holds."""
     decided = [e.result.holds for e in group if isinstance(e.result.holds, bool)]
     holds = all(decided) if decided else None
-    apart = [d for d in (e.result.difference for e in group) if d is not None]
+    apart = [d for d in (e.difference for e in group) if d is not None]
     said = [f"it holds for {sum(decided)} of {len(decided)} numbers" if decided else "", agreement(group).rstrip(".")]
     if apart:
         said.append(f"the largest difference is {fixed(max(apart, key=abs), 2, sign=True)}")
@@ -270,17 +288,17 @@ def key_numbers(entries: list[Entry]) -> list[Group]:
             if not chosen:
                 continue
             cell = ours(chosen, digits)
-            others = [e for e in of_kind(here, kind) if e.model == "SR" and _place(e) == _place(chosen[0])]
+            others = [e for e in of_kind(here, kind) if e.plain_head == "softmax" and _place(e) == _place(chosen[0])]
             paper = papers(chosen)
             said = [
                 f"paper {fixed(paper, digits)}" if paper is not None else "",
-                f"SR {ours(others, digits).text}" if others and chosen[0].model != "SR" else "",
+                f"SR {ours(others, digits).text}" if others and chosen[0].plain_head != "softmax" else "",
             ]
-            name = label.format(attack=chosen[0].at("attack"), eps=size(chosen[0].eps))
+            name = label.format(attack=chosen[0].attack, eps=size(chosen[0].eps))
             title = f"{chosen[0].model}: {name[:1].lower()}{name[1:]}" if chosen[0].model else name
             aside = " · ".join(word for word in said if word)
             tiles.append(Tile(title, cell, unit if cell.sort is not None else "", aside))
-        best = [e for e in of_kind(here, "claim") if e.at("claim") == "fig5"]
+        best = [e for e in of_kind(here, "claim") if e.result.claim == "fig5"]
         if best:
             tiles.append(Tile("MM-LDA: best log₁₀ C", ours(best, 1), "", ""))
         if tiles:
@@ -288,30 +306,28 @@ def key_numbers(entries: list[Entry]) -> list[Group]:
     return made
 
 
-def _place(entry: Entry) -> tuple[str, ...]:
-    return tuple(entry.at(key) for key in ("attack", "eps", "surface", "target"))
+def _place(entry: Entry) -> tuple[Any, ...]:
+    return entry.result.attack, entry.result.eps, entry.at("surface"), entry.target
 
 
 def _representative(found: list[Entry]) -> list[Entry]:
     """One cell of a table, all its runs: MM-LDA, BIM where there are attacks, the smallest perturbation."""
     if not found:
         return []
-    models = [e.model for e in found]
-    model = "MM-LDA" if "MM-LDA" in models else models[0]
-    found = [e for e in found if e.model == model]
-    found = [e for e in found if e.at("attack") == "BIM"] or found
-    first = min(found, key=lambda e: (e.eps or 0.0, e.at("target") != "untargeted", e.id))
+    found = [e for e in found if e.plain_head == "mmlda"] or [e for e in found if e.model == found[0].model]
+    found = [e for e in found if e.result.attack == "BIM"] or found
+    first = min(found, key=lambda e: (e.eps or 0.0, e.target != "untargeted", e.id))
     return [e for e in found if _place(e) == _place(first)]
 
 
 def scale(entries: list[Entry], most: int = 6) -> list[tuple[str, str]]:
     """What the results' notes say, each with what it is about: the scale, where it is not the paper's."""
     made = []
-    names = list(PARTS.values())
+    names = list(TITLES.values())
     noted = sorted((e for e in entries if e.result.note and e.result.kind != "claim"), key=lambda e: by_data(e.data))
     for note, group in grouped(noted, lambda e: str(e.result.note)).items():
         where = sorted({e.data for e in group if e.data}, key=by_data)
-        parts = sorted({PARTS.get(e.result.kind, str(e.result.kind)) for e in group}, key=rank(names))
+        parts = sorted({TITLES.get(e.result.kind, str(e.result.kind)) for e in group}, key=rank(names))
         about = [", ".join(where), ", ".join(parts) if len(parts) < 4 else ""]
         made.append((" · ".join(word for word in about if word), note))
     more = [("", f"{len(made) - most} more notes are with the numbers.")] if len(made) > most else []
@@ -326,17 +342,15 @@ def sources(entries: list[Entry]) -> list[tuple[str, list[str]]]:
         rows = [f"{word} ({count})" for word, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
         return rows if len(rows) <= MOST else [*rows[: MOST - 1], f"and {len(rows) - MOST + 1} more, with the numbers"]
 
-    def hashed(about: Any) -> str:
-        if not isinstance(about, dict):
-            return ""
-        digest = f"sha256 {str(about['sha256'])[:16]}…" if about.get("sha256") else ""
-        return " ".join(word for word in (str(about.get("name") or ""), digest) if word)
+    def hashed(name: Any, sha256: Any) -> str:
+        digest = f"sha256 {str(sha256)[:16]}…" if sha256 else ""
+        return " ".join(word for word in (str(name or ""), digest) if word)
 
     results = [e.result for e in entries]
     seconds = sum(s for s in (number(r.seconds) for r in results) if s is not None)
     rows = [
-        ("Data", tally([hashed(r.data) for r in results])),
-        ("Networks", tally([hashed(r.network) for r in results])),
+        ("Data", tally([hashed(r.data.get("name"), r.data.get("sha256")) for r in results if r.data])),
+        ("Networks", tally([hashed(r.network, r.network_sha256) for r in results])),
         ("Devices", tally([str(r.device) for r in results])),
         ("Versions", tally([", ".join(f"{k} {v}" for k, v in r.versions.items()) for r in results])),
         ("Commits", tally([str(r.commit) for r in results])),
@@ -345,7 +359,7 @@ def sources(entries: list[Entry]) -> list[tuple[str, list[str]]]:
     return [(name, words) for name, words in rows if words]
 
 
-POOLED = ("recipe", "attack", "data", "network", "versions", "device", "commit", "note")
+POOLED = ("recipe_settings", "attack_settings", "data", "versions", "device", "commit", "note")
 
 
 def provenance(entries: list[Entry]) -> dict[str, Any]:
@@ -363,28 +377,39 @@ def provenance(entries: list[Entry]) -> dict[str, Any]:
     rows = {}
     for entry in entries:
         r = entry.result
-        part = PARTS.get(r.kind, str(r.kind))
+        part = TITLES.get(r.kind, str(r.kind))
         own = {
             "name": r.name,
             "part": part,
             "what": r.what,
-            "cell": r.cell,
-            "value": r.value,
-            "unit": r.unit,
-            "interval": r.interval,
-            "paper": r.paper,
-            "difference": r.difference,
+            "place": _place_in_words(entry),
+            "value": r.value if entry.value is None else entry.value,
+            "unit": entry.unit,
+            "interval": entry.interval,
+            "paper": r.paper if entry.paper is None else entry.paper,
+            "difference": entry.difference,
             "holds": r.holds,
             "n": r.n,
             "seed": r.seed,
-            "steps": r.steps,
+            "train_steps": r.train_steps,
+            "attack_steps": r.attack_steps,
             "seconds": r.seconds,
             "numbers": r.numbers,
+            "network": r.network,
+            "network_sha256": r.network_sha256,
             "outcomes": r.outcomes and str(r.outcomes.get("file", "")),
         }
         kept = {key: _finite(value) for key, value in own.items() if value not in (None, "", {}, ())}
         rows[str(entry.id)] = kept | {key: once(_finite(getattr(r, key))) for key in POOLED if getattr(r, key)}
     return {"pool": pool, "shared": list(POOLED), "results": rows}
+
+
+def _place_in_words(entry: Entry) -> dict[str, Any]:
+    """Where a result belongs: its dataset, network, attack, and further coordinates."""
+    r = entry.result
+    place = {"data": r.dataset, "model": entry.model, "recipe": r.recipe, "attack": r.attack, "eps": r.eps}
+    place |= {"target": r.target, "claim": r.claim, **r.cell}
+    return {key: value for key, value in place.items() if value not in (None, "")}
 
 
 def _finite(value: Any) -> Any:

@@ -81,7 +81,7 @@ def ours(entries: list[Entry], digits: int = 1) -> Cell:
     if not entries:
         return Cell("–")
     ids = tuple(entry.id for entry in entries)
-    values = [v for v in (number(entry.result.value) for entry in entries) if v is not None]
+    values = [v for v in (entry.value for entry in entries) if v is not None]
     if not values:
         word = entries[0].result.value
         return Cell("none" if word is None else str(word), None, ids=ids, hint=hint(entries))
@@ -89,11 +89,8 @@ def ours(entries: list[Entry], digits: int = 1) -> Cell:
     small = ""
     if len(values) > 1:
         small = f"± {fixed(statistics.stdev(values), digits)}, {len(values)} runs"
-    else:
-        ends = entries[0].result.interval
-        both = [number(end) for end in ends] if isinstance(ends, tuple) and len(ends) == 2 else [None]
-        if None not in both:
-            small = " to ".join(fixed(end, digits) for end in both)
+    elif entries[0].interval is not None:
+        small = " to ".join(fixed(end, digits) for end in entries[0].interval)
     still = [number(entry.result.numbers.get("zero_gradient")) for entry in entries]
     mark = "†" if any(share is not None and share >= STANDS_STILL for share in still) else ""
     return Cell(fixed(mean, digits), mean, small, ids, mark, hint(entries))
@@ -105,7 +102,7 @@ def hint(entries: list[Entry]) -> str:
     words = [
         f"n = {first.n}" if first.n is not None else "",
         f"seed {first.seed}" if first.seed is not None else "",
-        f"{first.steps} steps" if first.steps is not None else "",
+        f"{first.train_steps} training steps" if first.train_steps is not None else "",
         str(first.device),
     ]
     if len(entries) > 1:
@@ -115,7 +112,7 @@ def hint(entries: list[Entry]) -> str:
 
 def papers(entries: list[Entry]) -> float | None:
     """The paper's number for these, where it has one."""
-    return next((p for p in (number(entry.result.paper) for entry in entries) if p is not None), None)
+    return next((entry.paper for entry in entries if entry.paper is not None), None)
 
 
 def beside(entries: list[Entry], digits: int = 1) -> list[Cell]:
@@ -128,20 +125,13 @@ def beside(entries: list[Entry], digits: int = 1) -> list[Cell]:
 def mean_number(entries: list[Entry], name: str, digits: int, scale: float = 1.0) -> Cell:
     """The mean of something else that was measured."""
     values = [v for v in (number(entry.result.numbers.get(name)) for entry in entries) if v is not None]
-    mean = scale * statistics.fmean(values) if values else None
+    mean = round(scale * statistics.fmean(values), 9) if values else None
     return Cell(fixed(mean, digits), mean)
 
 
 def agreement(entries: list[Entry]) -> str:
     """How often the paper's number lies in our interval, in words; "" where that cannot be said."""
-    inside = []
-    for entry in entries:
-        paper, ends = number(entry.result.paper), entry.result.interval
-        if paper is None or not isinstance(ends, tuple) or len(ends) != 2:
-            continue
-        low, high = number(ends[0]), number(ends[1])
-        if low is not None and high is not None:
-            inside.append(low <= paper <= high)
+    inside = [e.interval[0] <= e.paper <= e.interval[1] for e in entries if e.paper is not None and e.interval]
     if not inside:
         return ""
     return f"The paper’s number lies inside our 95% interval in {sum(inside)} of {len(inside)} results."
@@ -202,43 +192,73 @@ def table1(entries: list[Entry]) -> list[Table]:
 
 def variant(entry: Entry) -> str:
     """An attack, with what tells it from others of its name."""
-    more = [entry.at(key) for key in ("surface", "target") if entry.at(key)]
-    return entry.at("attack") + (f" ({', '.join(more)})" if more else "")
+    more = [word for word in (entry.at("surface"), entry.target) if word]
+    return entry.attack + (f" ({', '.join(more)})" if more else "")
 
 
 def table2(entries: list[Entry]) -> list[Table]:
-    """Accuracy under the attacks, one table a data set, the worst case in the last column."""
+    """Accuracy under the attacks, one table per dataset, the worst case in the last column."""
     found, (worst, apart) = of_kind(entries, "table2"), _worst(entries)
-    made: list[Table] = []
-    for data, group in grouped(sorted(found + worst, key=lambda e: by_data(e.data)), lambda e: e.data).items():
-        attacked = [e for e in group if e.result.kind == "table2"]
-        attacks = sorted({variant(e) for e in attacked}, key=lambda name: (by_attack(name.split(" (")[0]), name))
-        with_paper = {name for name in attacks if papers([e for e in attacked if variant(e) == name]) is not None}
-        beaten = [e for e in group if e.result.kind == "worst"]
-        columns = [Column("network", words=True), Column("ε")]
-        columns += [Column("worst case")] if beaten else []
-        for name in attacks:
-            columns += [Column("ours" if name in with_paper else name, name if name in with_paper else "")]
-            columns += [Column("paper", name, muted=True), Column("diff.", name)] if name in with_paper else []
-        places = sorted(
-            {(e.eps if e.eps is not None else -1.0, e.model) for e in group}, key=lambda p: (p[0], by_model(p[1]))
-        )
-        rows = []
-        for eps, model in places:
-            here = [e for e in group if e.model == model and (e.eps if e.eps is not None else -1.0) == eps]
-            row = [words(model, by_model), Cell(size(eps if eps >= 0 else None), eps)]
-            row += [ours([e for e in here if e.result.kind == "worst"])] if beaten else []
-            for name in attacks:
-                three = beside([e for e in here if e.result.kind == "table2" and variant(e) == name])
-                row += three if name in with_paper else three[:1]
-            rows.append(row)
-        title = "Table 2. Accuracy under attack" if attacked else "Accuracy in the worst case"
-        about = "Percent of the test images right before the attack and after it, within a perturbation of ε"
-        about += " (JSMA’s steps are of that size). Higher is better."
-        if beaten:
-            about += " The worst case is the strongest of many attacks, image by image; the paper has none."
-        made.append(Table(f"table2-{len(made)}", f"{title}: {data}", about, columns, rows, below(group, rows)))
+    groups = grouped(sorted(found + worst, key=lambda e: by_data(e.data)), lambda e: e.data)
+    made = [_table2(f"table2-{k}", data, group) for k, (data, group) in enumerate(groups.items())]
     return made + _tuned(apart)
+
+
+@dataclass(frozen=True)
+class _Attack:
+    """A column, or group of columns, of Table 2: an attack in one of its variants."""
+
+    words: str
+    entries: list[Entry]
+    in_paper: bool  # whether the paper has numbers for it
+
+
+def _table2(key: str, data: str, group: list[Entry]) -> Table:
+    """The table of one dataset."""
+    attacked, beaten = ([e for e in group if e.result.kind == kind] for kind in ("table2", "worst"))
+    attacks = [
+        _Attack(words, each, papers(each) is not None)
+        for words, each in grouped(sorted(attacked, key=lambda e: (by_attack(e.attack), variant(e))), variant).items()
+    ]
+    places = sorted({(_eps(e), e.model) for e in group}, key=lambda place: (place[0], by_model(place[1])))
+    rows = [_table2_row(place, attacks, beaten) for place in places]
+    title = "Table 2. Accuracy under attack" if attacked else "Accuracy in the worst case"
+    about = "Percent of the test images right before the attack and after it, within a perturbation of ε"
+    about += " (JSMA’s steps are of that size). Higher is better."
+    if beaten:
+        about += " The worst case is the strongest of many attacks, image by image; the paper has none."
+    return Table(key, f"{title}: {data}", about, _table2_columns(attacks, bool(beaten)), rows, below(group, rows))
+
+
+def _table2_columns(attacks: list[_Attack], worst: bool) -> list[Column]:
+    columns = [Column("network", words=True), Column("ε"), *([Column("worst case")] if worst else [])]
+    for attack in attacks:
+        if attack.in_paper:
+            columns += [Column("ours", attack.words), Column("paper", attack.words, muted=True)]
+            columns += [Column("diff.", attack.words)]
+        else:
+            columns += [Column(attack.words)]
+    return columns
+
+
+def _table2_row(place: tuple[float, str], attacks: list[_Attack], beaten: list[Entry]) -> list[Cell]:
+    """One network at one perturbation."""
+    eps, model = place
+
+    def here(group: list[Entry]) -> list[Entry]:
+        return [e for e in group if (_eps(e), e.model) == place]
+
+    row = [words(model, by_model), Cell(size(eps if eps >= 0 else None), eps)]
+    row += [ours(here(beaten))] if beaten else []
+    for attack in attacks:
+        three = beside(here(attack.entries))
+        row += three if attack.in_paper else three[:1]
+    return row
+
+
+def _eps(entry: Entry) -> float:
+    """The perturbation; -1 without one, which sorts first."""
+    return -1.0 if entry.eps is None else entry.eps
 
 
 def _worst(entries: list[Entry]) -> tuple[list[Entry], list[Entry]]:
@@ -275,15 +295,13 @@ def _tuned(entries: list[Entry]) -> list[Table]:
 def compared(entries: list[Entry]) -> dict[tuple[str, str], list[tuple[str, float, float, tuple[int, ...]]]]:
     """Table 2 to be drawn: for each data set and network the attack in words, ours, the paper's, the results behind."""
     made: dict[tuple[str, str], list[tuple[str, float, float, tuple[int, ...]]]] = {}
-    found = sorted(
-        of_kind(entries, "table2"), key=lambda e: (by_data(e.data), by_model(e.model), by_attack(e.at("attack")))
-    )
-    variants = {(e.at("attack"), variant(e)) for e in found}
+    found = sorted(of_kind(entries, "table2"), key=lambda e: (by_data(e.data), by_model(e.model), by_attack(e.attack)))
+    variants = {(e.attack, variant(e)) for e in found}
     only = [attack for attack, _ in variants]
     for (data, model, name, eps), group in grouped(found, lambda e: (e.data, e.model, variant(e), e.eps)).items():
         cell, paper = ours(group), papers(group)
         if paper is not None and isinstance(cell.sort, float):
-            attack = group[0].at("attack")
+            attack = group[0].attack
             said = attack if only.count(attack) == 1 else name  # "JSMA" is enough where there is one
             said += f", ε = {size(eps)}" if eps is not None else ""
             made.setdefault((data, model), []).append((said, cell.sort, paper, cell.ids))
@@ -311,7 +329,7 @@ def table3(entries: list[Entry]) -> list[Table]:
     ]
     columns += [Column(f"ε = {size(eps)}", "worst case, accuracy") for eps in sizes]
     rows = []
-    for (data, model, target), group in grouped(found, lambda e: (e.data, e.model, e.at("target"))).items():
+    for (data, model, target), group in grouped(found, lambda e: (e.data, e.model, e.target)).items():
         left = [e for e in worst if (e.data, e.model) == (data, model)]
         rows.append(
             [
@@ -343,7 +361,7 @@ def audited(entries: list[Entry]) -> list[Table]:
     for e in sorted(entries, key=lambda e: (by_data(e.data), by_model(e.model))):
         verdict = Cell(str(e.result.value), str(e.result.value), ids=(e.id,))
         row = [words(e.data, by_data), words(e.model, by_model), Cell(size(e.eps), e.eps), verdict]
-        rows.append([*row, *(mean_number([e], name, 1) for name, _ in shown)])
+        rows.append([*row, *(mean_number([e], name, 1, 100.0) for name, _ in shown)])
     about = "What standard gradient attacks leave each network, what all attacks of the audit leave, and the verdict."
     return [Table("audits", "Audit of the adversarially trained networks", about, columns, rows, below(entries))]
 
@@ -354,10 +372,10 @@ def evaluations(entries: list[Entry]) -> list[Table]:
     if not found:
         return []
     extra = [
-        ("balanced_accuracy", "balanced", 1),
-        ("nll", "NLL", 3),
-        ("ece", "ECE", 3),
-        ("mean_distortion", "distortion", 2),
+        ("balanced_accuracy", "balanced, %", 1, 100.0),
+        ("nll", "NLL", 3, 1.0),
+        ("ece", "ECE", 3, 1.0),
+        ("mean_distortion", "distortion", 2, 1.0),
     ]
     extra = [item for item in extra if any(number(e.result.numbers.get(item[0])) is not None for e in found)]
     columns = [
@@ -366,7 +384,7 @@ def evaluations(entries: list[Entry]) -> list[Table]:
         Column("attack", words=True),
         Column("ε"),
         Column("accuracy, %"),
-        *(Column(label, muted=True) for _, label, _ in extra),
+        *(Column(label, muted=True) for _, label, _, _ in extra),
     ]
     rows = []
     groups = grouped(
@@ -381,7 +399,7 @@ def evaluations(entries: list[Entry]) -> list[Table]:
                 Cell(attack or "clean", attack),
                 Cell(size(eps), eps),
                 ours(group),
-                *(mean_number(group, name, digits) for name, _, digits in extra),
+                *(mean_number(group, name, digits, scale) for name, _, digits, scale in extra),
             ]
         )
     return [

@@ -1,33 +1,73 @@
-"""Where a number comes from: versions, device and commit."""
+"""Where a number comes from: versions, device, commit, and the SHA-256 of weights and images."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import platform
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mmlda._version import __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
 
-__all__ = ["code_version", "versions"]
+__all__ = ["code_version", "device_name", "measured_on", "traced", "versions", "weights_digest"]
 
 
-def versions(device: torch.device) -> dict[str, str]:
-    """What the numbers of a run depend on beside its description."""
+def device_name(device: torch.device | str) -> str:
+    """The name of a device: that of the GPU, or of the processor."""
     import torch
 
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    return {"mmlda": __version__, "torch": torch.__version__, "python": platform.python_version(), "device": name,
-            "threads": str(torch.get_num_threads())}  # fmt: skip
+    place = torch.device(device)
+    return torch.cuda.get_device_name(place) if place.type == "cuda" else platform.processor() or platform.machine()
+
+
+def versions() -> dict[str, str]:
+    """The versions that numbers depend on, and the number of threads."""
+    import torch
+
+    return {
+        "mmlda": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+def measured_on(device: torch.device | str) -> dict[str, Any]:
+    """Where something is measured, as fields of `Result`: device, versions, commit."""
+    return {"device": device_name(device), "versions": versions(), "commit": code_version()}
+
+
+def traced(model: Any, data: Any, device: torch.device | str, name: str = "") -> dict[str, Any]:
+    """What is measured and where, as fields of `Result`: network, its weights' SHA-256, data, and `measured_on`.
+
+    `model` is a module, or a function without weights; `data` is an `ImageData`.
+    """
+    weights = model.state_dict() if hasattr(model, "state_dict") else {}
+    return {
+        "network": name,
+        "network_sha256": weights_digest(weights) if weights else "",
+        "data": {"name": data.name, "images": len(data), "sha256": data.digest()},
+        **measured_on(device),
+    }
+
+
+def weights_digest(state_dict: Mapping[str, torch.Tensor]) -> str:
+    """The SHA-256 of a network's weights, as safetensors stores them."""
+    from mmlda._utils.tensors import packed
+
+    return hashlib.sha256(packed(dict(state_dict))).hexdigest()
 
 
 @functools.cache
 def code_version() -> str:
-    """The commit this code is of, with "+" where it has been changed since; "" outside a checkout of it."""
+    """The commit of this code, with "+" where it has been changed since; "" outside a checkout of it."""
     here = Path(__file__).resolve().parents[1]  # src/mmlda
 
     def git(*words: str) -> str:

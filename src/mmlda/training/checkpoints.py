@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from mmlda._utils.files import write_json, write_whole
 from mmlda._utils.tensors import packed, save_tensors
 from mmlda.models import build
+from mmlda.results import weights_digest
 
 __all__ = ["final", "load", "newest", "read_about", "read_weights", "save", "save_weights"]
 
@@ -105,14 +106,14 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         weights = load_file(path)
     except SafetensorError as error:
         raise ValueError(f"{path}: {error}") from None
-    if digest not in (None, hashlib.sha256(packed(weights)).hexdigest()):
+    if digest not in (None, weights_digest(weights)):
         raise ValueError(f"{path}: the weights are altered (SHA-256 differs)")
     return weights
 
 
 def save_weights(path: Path, weights: dict[str, Tensor]) -> Path:
     """A network's weights, with their SHA-256 in the file's header."""
-    return save_tensors(path, weights, {"sha256": hashlib.sha256(packed(weights)).hexdigest()})
+    return save_tensors(path, weights, {"sha256": weights_digest(weights)})
 
 
 def read_about(folder: Path) -> dict[str, Any]:
@@ -147,5 +148,6 @@ def load(source: str | Path, *, model: nn.Module | None = None, device: torch.de
         if found is None:
             raise ValueError(f"{folder}: neither a finished network nor a checkpoint is there yet")
         weights = {name[6:]: tensor for name, tensor in found[0].items() if name.startswith("model.")}
+        weights |= {name[8:]: tensor for name, tensor in found[0].items() if name.startswith("average.")}
     model.load_state_dict(weights)
     return model.to(device).eval()

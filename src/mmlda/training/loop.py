@@ -32,10 +32,10 @@ from mmlda._utils.files import write_json, write_whole
 from mmlda._utils.progress import Report, progress
 from mmlda.data import ImageData
 from mmlda.models import Classifier, fast_convolutions
-from mmlda.results import versions
+from mmlda.results import device_name, versions
 from mmlda.training import checkpoints
 from mmlda.training.recipes import Recipe
-from mmlda.training.step import Batches, Tally, craft_once, make_optimizer, make_step, set_rate, share
+from mmlda.training.step import Average, Batches, Tally, craft_once, make_optimizer, make_step, set_rate, share
 
 __all__ = ["Diverged", "Options", "Run", "fit", "interruptible", "sitting"]
 
@@ -167,12 +167,13 @@ def _steps(
     optimizer = make_optimizer(model, recipe, device)
     if recipe.adversary is not None and recipe.adversary.craft == "once":
         _craft_from_the_start(run, batches)
+    average = Average(model, recipe.average) if recipe.average else None
     if out is not None:
-        _resume(run, optimizer)
+        _resume(run, optimizer, average)
     step, earlier, begin = run.step, run.seconds, time.perf_counter()
     tally = Tally(device, step, run.loss)
     modes = {"eager": options.eager, "deterministic": options.deterministic, "amp": _amp(options, device)}
-    launch = make_step(model, batches, optimizer, tally, **modes)
+    launch = make_step(model, batches, optimizer, tally, average, **modes)
     log_every = options.log_every or max(1, recipe.steps // 100)
     save_every = options.checkpoint_every or log_every * math.ceil(max(1, recipe.steps // 20) / log_every)
     writer = _event_writer(out) if options.tensorboard else None
@@ -211,7 +212,7 @@ def _steps(
             _log(run, entry, writer)
             report(step, loss=loss, accuracy=accuracy)
         if save:
-            _save(run, optimizer)
+            _save(run, optimizer, average)
             saved, written = step, time.perf_counter()
         if halt and step < recipe.steps:
             if out is not None and share()[0] == 0:
@@ -219,6 +220,8 @@ def _steps(
             raise KeyboardInterrupt(f"stopped at step {step}")
         yield step
     run.step = step
+    if average is not None:
+        average.store()
     model.eval()
     fast_convolutions(model, False)
     if out is not None and share()[0] == 0:
@@ -311,11 +314,13 @@ def _open(run: Run, data: ImageData, options: Options, device: torch.device) -> 
     if path.is_file():
         there = {"amp": about["amp"], **checkpoints.read_about(run.out)}  # older ones do not say
         for part, value in about.items():
+            if part == "recipe" and isinstance(there.get(part), dict):  # fields added since have their defaults
+                there[part] = json.loads(json.dumps(dataclasses.asdict(Recipe.from_dict(there[part]))))
             if there.get(part) != value:
                 what = difference(part, there.get(part), value)
                 raise ValueError(f"out = {str(run.out)!r} holds another run: {what}; choose another folder")
     elif share()[0] == 0:
-        write_json(path, {**about, "versions": versions(device)})
+        write_json(path, {**about, "versions": {**versions(), "device": device_name(device)}})
     if share()[1] > 1:
         dist.barrier()
 
@@ -329,9 +334,11 @@ def difference(part: str, there: Any, asked: Any) -> str:
     return f"{part} is {there!r} there, and {asked!r} was asked for"
 
 
-def _state(run: Run, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Everything needed to go on, as named tensors: weights, the optimizer's moments, the global generators."""
+def _state(run: Run, optimizer: torch.optim.Optimizer, average: Average | None) -> dict[str, Tensor]:
+    """Everything needed to go on, as named tensors: weights, their average, the moments, the global generators."""
     tensors = {f"model.{name}": tensor for name, tensor in run.model.state_dict().items()}
+    if average is not None:
+        tensors |= {f"average.{name}": tensor for name, tensor in average.tensors.items()}
     for number, moments in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{number}.{name}": torch.as_tensor(value) for name, value in moments.items()
                     if value is not None}  # fmt: skip
@@ -341,16 +348,16 @@ def _state(run: Run, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     return tensors
 
 
-def _save(run: Run, optimizer: torch.optim.Optimizer) -> None:
+def _save(run: Run, optimizer: torch.optim.Optimizer, average: Average | None) -> None:
     assert run.out is not None
     if share()[0] == 0:
         record = {"seconds": run.seconds, "loss": run.loss, "accuracy": run.accuracy}
-        checkpoints.save(run.out, run.step, _state(run, optimizer), record)
+        checkpoints.save(run.out, run.step, _state(run, optimizer, average), record)
     if share()[1] > 1:
         dist.barrier()
 
 
-def _resume(run: Run, optimizer: torch.optim.Optimizer) -> None:
+def _resume(run: Run, optimizer: torch.optim.Optimizer, average: Average | None) -> None:
     """Bring network, optimizer, generators and metrics back to the newest checkpoint, if there is one."""
     assert run.out is not None
     found = checkpoints.newest(run.out)
@@ -361,6 +368,8 @@ def _resume(run: Run, optimizer: torch.optim.Optimizer) -> None:
         run.step, run.seconds = record["step"], record["seconds"]
         run.loss, run.accuracy = record["loss"], record["accuracy"]
         run.model.load_state_dict(_under("model.", tensors))
+        if average is not None:
+            average.load(_under("average.", tensors))
         state: dict[int, dict[str, Tensor]] = {}
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         for name, tensor in _under("optimizer.", tensors).items():

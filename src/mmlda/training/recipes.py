@@ -21,7 +21,9 @@ class Adversary:
 
     `share` of each batch is adversarial, the rest clean. `craft="once"` attacks the network as it was before
     training (what the paper does), `"online"` the current one. `attack="trades"` is TRADES: clean cross-entropy
-    plus `beta` times the divergence from the adversarial prediction. Each step moves `step` x eps.
+    plus `beta` times the divergence from the adversarial prediction. Each step moves `step` x eps. `pairing` adds
+    that many times the mean squared difference of clean and adversarial logits (adversarial logit pairing). Over
+    the first `ramp` steps of training, eps rises linearly from 0.
     """
 
     attack: str
@@ -32,6 +34,8 @@ class Adversary:
     craft: str = "online"
     share: float = 0.5
     beta: float = 6.0
+    pairing: float = 0.0
+    ramp: int = 0
 
     def __post_init__(self) -> None:
         if isinstance(self.eps, list):  # as JSON writes a range
@@ -40,14 +44,17 @@ class Adversary:
         _one_of("craft", self.craft, ("once", "online"))
         if len(self.range) != 2 or not 0 <= self.range[0] <= self.range[1] < math.inf:
             raise ValueError(f"eps = {self.eps}: expected a number >= 0 or a range (low, high) of such numbers")
-        for name, value in (("step", self.step), ("beta", self.beta)):
+        for name, value in (("step", self.step), ("beta", self.beta), ("pairing", self.pairing)):
             if value is not None and not 0 <= value < math.inf:
                 raise ValueError(f"{name} = {value}: expected a finite number >= 0")
         _whole("steps", self.steps, 1)
+        _whole("ramp", self.ramp, 0)
         if not 0 < self.share <= 1:
             raise ValueError(f"share = {self.share}: expected a number in (0, 1]")
         if self.attack == "trades" and (self.craft, self.share) != ("online", 1.0):
             raise ValueError(f"craft = {self.craft!r}, share = {self.share}: TRADES needs craft='online', share=1.0")
+        if self.pairing and (self.attack == "trades" or (self.craft, self.share) != ("online", 1.0)):
+            raise ValueError(f"pairing = {self.pairing}: expected 0 unless craft='online', share=1.0 and not TRADES")
 
     @property
     def range(self) -> tuple[float, float]:
@@ -71,21 +78,30 @@ class Recipe:
     weight_decay: float = 2e-4  # of every parameter
     decoupled: bool = False  # Adam: weight decay outside the moments (AdamW)
     batch_size: int = 128
+    schedule: str = "steps"  # "steps" (drops at the milestones) or "cosine" (to 0 at the end)
     milestones: tuple[int, ...] = ()  # the rate is multiplied by gamma at these steps
     gamma: float = 0.1
     warmup: int = 0  # steps over which the rate rises linearly
     pad: int = 0  # augmentation: pad by this much and crop at random
     flip: bool = False  # augmentation: mirror half of the images
-    loss: str = "ce"  # or "soft", "joint": the head's losses by name
+    loss: str = "ce"  # or "soft", "centre": the head's losses by name
+    label_smoothing: float = 0.0  # of the cross-entropy
+    average: float = 0.0  # decay of the averaged weights, which are then the network; 0: no averaging
     accumulate: int = 1  # gradients of this many parts of a batch are added up
     seed: int = 0  # of the order of the data, the augmentation and the noise
     adversary: Adversary | None = None
 
     def __post_init__(self) -> None:
         _one_of("optimizer", self.optimizer, ("sgd", "adam"))
-        _one_of("loss", self.loss, ("ce", "soft", "joint"))
+        _one_of("loss", self.loss, ("ce", "soft", "centre"))
         for name, least in (("steps", 1), ("batch_size", 1), ("accumulate", 1), ("warmup", 0), ("pad", 0), ("seed", 0)):
             _whole(name, getattr(self, name), least)
+        _one_of("schedule", self.schedule, ("steps", "cosine"))
+        if self.schedule == "cosine" and self.milestones:
+            raise ValueError(f"milestones = {self.milestones}: expected none with schedule = 'cosine'")
+        for name in ("label_smoothing", "average"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}: expected a number in [0, 1)")
         for name in ("lr", "weight_decay", "gamma"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
@@ -100,17 +116,25 @@ class Recipe:
             raise ValueError("decoupled = True: expected optimizer = 'adam'")
         if self.adversary is not None and self.adversary.attack == "trades" and self.loss != "ce":
             raise ValueError(f"loss = {self.loss!r}: TRADES is defined with 'ce'")
+        if self.loss != "ce" and (self.label_smoothing or (self.adversary is not None and self.adversary.pairing)):
+            raise ValueError(f"loss = {self.loss!r}: label smoothing and pairing are defined with 'ce'")
 
     def rate(self, step: int) -> float:
         """The learning rate of a step (the first is 0)."""
-        rate = self.lr * self.gamma ** sum(step >= milestone for milestone in self.milestones)
+        if self.schedule == "cosine":
+            rate = self.lr * 0.5 * (1 + math.cos(math.pi * step / self.steps))
+        else:
+            rate = self.lr * self.gamma ** sum(step >= milestone for milestone in self.milestones)
         return rate * min(1.0, (step + 1) / self.warmup) if self.warmup else rate
 
     def scaled(self, steps: int) -> Recipe:
         """The same recipe with another number of steps, its schedule in proportion."""
         milestones = tuple(sorted({round(m * steps / self.steps) for m in self.milestones}))
         warmup = round(self.warmup * steps / self.steps)
-        return dataclasses.replace(self, steps=steps, milestones=milestones, warmup=warmup)
+        adversary = self.adversary
+        if adversary is not None and adversary.ramp:
+            adversary = dataclasses.replace(adversary, ramp=round(adversary.ramp * steps / self.steps))
+        return dataclasses.replace(self, steps=steps, milestones=milestones, warmup=warmup, adversary=adversary)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Recipe:
@@ -120,6 +144,8 @@ class Recipe:
             return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
 
         values = tuples(values)
+        if values.get("loss") == "joint":  # its name in older files
+            values["loss"] = "centre"
         if isinstance(values.get("adversary"), dict):
             values["adversary"] = Adversary(**tuples(values["adversary"]))
         return cls(**values)

@@ -25,7 +25,7 @@ from mmlda.data import ImageData, augment, draw_augmentation
 from mmlda.models import fast_convolutions
 from mmlda.training.recipes import Adversary, Recipe
 
-__all__ = ["Batches", "Tally", "craft_once", "make_optimizer", "make_step", "set_rate", "share"]
+__all__ = ["Average", "Batches", "Tally", "craft_once", "make_optimizer", "make_step", "set_rate", "share"]
 
 WARMUP = 3  # real steps, run one by one before the capture, so that cuDNN and the compiler have settled
 
@@ -123,6 +123,37 @@ class Tally:
         return loss / max(images, 1), correct / max(images, 1), int(bad), float(last)
 
 
+class Average:
+    """A running average of a network's weights and of batch norm's statistics, on the device.
+
+    After step t (from 0) the average moves towards the network by 1 - min(decay, (1 + t) / (10 + t)), so that the
+    random start is soon forgotten.
+    """
+
+    def __init__(self, model: nn.Module, decay: float):
+        self.decay = decay
+        self.current = {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+        self.tensors = {name: tensor.clone() for name, tensor in self.current.items()}
+
+    def update(self, step: Tensor) -> None:
+        """Move towards the network as it is now; `step` is the number of the step, a tensor on the device."""
+        rate = 1 - ((1 + step) / (10 + step)).clamp(max=self.decay)
+        averages = list(self.tensors.values())
+        moves = torch._foreach_sub(list(self.current.values()), averages)
+        torch._foreach_mul_(moves, rate.to(moves[0].dtype))
+        torch._foreach_add_(averages, moves)
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Go on from an average that was saved."""
+        for name, tensor in self.tensors.items():
+            tensor.copy_(tensors[name])
+
+    def store(self) -> None:
+        """Make the average the network's weights."""
+        for name, tensor in self.current.items():
+            tensor.copy_(self.tensors[name])
+
+
 class Objective(nn.Module):
     """The loss of a batch as a module, so that it can be compiled or wrapped for several processes."""
 
@@ -131,20 +162,30 @@ class Objective(nn.Module):
         self.model, self.loss = model, recipe.loss
         adversary = recipe.adversary
         self.beta = adversary.beta if adversary is not None else 0.0
+        self.pairing = adversary.pairing if adversary is not None else 0.0
+        self.smoothing = recipe.label_smoothing
         if self.loss != "ce" and not hasattr(model, "features"):
             raise ValueError(f"loss = {self.loss!r}: expected 'ce' for a model without features(x) and a head")
 
     def forward(self, x: Tensor, y: Tensor, x_adv: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(mean loss, number right) of the batch; TRADES sees clean and adversarial images side by side."""
+        """(mean loss, number right) of the batch.
+
+        TRADES and logit pairing see clean and adversarial images side by side, in one batch.
+        """
         if self.loss == "ce":
             logits = self.model(x if x_adv is None else torch.cat([x, x_adv])).float()
-            if x_adv is not None:
+            if x_adv is None:
+                loss = F.cross_entropy(logits, y, label_smoothing=self.smoothing)
+            elif self.pairing:
+                clean, logits = logits.chunk(2)
+                loss = F.cross_entropy(logits, y, label_smoothing=self.smoothing)
+                loss = loss + self.pairing * F.mse_loss(logits, clean)
+            else:
                 logits, moved = logits.chunk(2)
-                loss = F.cross_entropy(logits, y) + self.beta * F.kl_div(
+                loss = F.cross_entropy(logits, y, label_smoothing=self.smoothing)
+                loss = loss + self.beta * F.kl_div(
                     moved.log_softmax(1), logits.log_softmax(1), reduction="batchmean", log_target=True
                 )
-            else:
-                loss = F.cross_entropy(logits, y)
         else:
             z = self.model.features(x)  # type: ignore[operator]
             loss, logits = self.model.head.loss(z, y, self.loss), self.model.head(z)  # type: ignore[union-attr,operator]
@@ -192,6 +233,8 @@ def begin_attack(
     """Each image's perturbation [n], and where its attack starts."""
     low, high = adversary.range
     eps = low + (high - low) * uniform
+    if adversary.ramp:
+        eps = eps * ((draw + 1) / adversary.ramp).clamp(max=1.0)
     if not adversary.random_start:
         return eps, x
     return eps, random_start(x, eps, "linf", (0.0, 1.0), Noise(recipe.seed, rows), draw)  # type: ignore[arg-type]
@@ -244,6 +287,7 @@ def make_step(
     batches: Batches,
     optimizer: torch.optim.Optimizer,
     tally: Tally,
+    average: Average | None = None,
     *,
     eager: bool = False,
     deterministic: bool = False,
@@ -271,9 +315,7 @@ def make_step(
     objective: Callable[..., tuple[Tensor, Tensor]] = Objective(model, recipe)
     take, attacked = batches.take, model
     if world > 1:
-        objective = nn.parallel.DistributedDataParallel(
-            objective, device_ids=[device.index] if cuda else None
-        )
+        objective = nn.parallel.DistributedDataParallel(objective, device_ids=[device.index] if cuda else None)
     elif capture and not deterministic:
         batches.for_any_length()
         objective, take, attacked = (compile_quietly(one, dynamic=False) for one in (objective, take, model))
@@ -291,7 +333,7 @@ def make_step(
                     eps, start = begin_attack(x[-n:], uniform[-n:], rows[-n:], tally.step, recipe, adversary)
                     with mixed():
                         moved = craft(attacked, x[-n:], y[-n:], eps, start, adversary)
-                    if adversary.attack == "trades":
+                    if adversary.attack == "trades" or adversary.pairing:
                         x_adv = moved
                     else:
                         x = torch.cat([x[:-n], moved])
@@ -305,6 +347,8 @@ def make_step(
             images += len(x)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        if average is not None:
+            average.update(tally.step)
         tally.add(torch.stack(losses).sum() / images, torch.stack(correct).sum(), images)
         batches.advance()
 
@@ -328,8 +372,9 @@ def make_step(
         if count == WARMUP + 1:
             here = torch.cuda.current_stream()
             stream = None if here == torch.cuda.default_stream() else here  # a capture needs another than the default
-            with _kernels(deterministic, cuda), torch.cuda.graph(
-                graph, stream=stream, capture_error_mode="thread_local"
+            with (
+                _kernels(deterministic, cuda),
+                torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
             ):
                 step()  # recorded, not run
         graph.replay()

@@ -33,7 +33,7 @@ from mmlda._utils.tensors import packed
 from mmlda.data import ImageData
 from mmlda.evaluation.accuracy import accuracy
 from mmlda.models import build
-from mmlda.results import versions
+from mmlda.results import device_name, versions
 from mmlda.training.loop import Options, Run, difference, interruptible, sitting
 from mmlda.training.recipes import Recipe, network
 
@@ -87,9 +87,11 @@ def _together(
     """
     failures: dict[int, Exception] = {}
     interrupted = None
-    with interruptible() as stopped, torch.random.fork_rng(
-        devices=[torch.cuda.current_device()] if cuda else []
-    ), progress(f"{len(runs)} networks", sum(run.recipe.steps for run in runs), show=show) as report:
+    with (
+        interruptible() as stopped,
+        torch.random.fork_rng(devices=[torch.cuda.current_device()] if cuda else []),
+        progress(f"{len(runs)} networks", sum(run.recipe.steps for run in runs), show=show) as report,
+    ):
 
         def tell(done: int, *, start: bool = False, **numbers: float) -> None:
             report(sum(run.step for run in runs), start=start, **numbers)
@@ -229,7 +231,7 @@ def _record(job: Job, run: Run, train: ImageData, test: ImageData, device: str) 
         "balanced_accuracy": result.balanced,
         "per_class": [value if math.isfinite(value) else None for value in result.per_class],
         "seconds": run.seconds,
-        "versions": versions(torch.device(device)),
+        "versions": {**versions(), "device": device_name(device)},
         "network": base64.b64encode(packed(run.model.state_dict())).decode(),
     }
 
@@ -350,9 +352,9 @@ def _on_ray(jobs: list[Job], device: str, address: str) -> Iterable[dict[str, An
         if not ray.is_initialized():
             ray.init(address=None if address == "local" else address, log_to_driver=False, include_dashboard=False)
             stack.callback(ray.shutdown)
-        work: Callable[..., Any] = ray.remote(run_jobs).options(
-            num_cpus=1, num_gpus=1 if device == "cuda" else 0, max_retries=3
-        ).remote
+        work: Callable[..., Any] = (
+            ray.remote(run_jobs).options(num_cpus=1, num_gpus=1 if device == "cuda" else 0, max_retries=3).remote
+        )
         waiting = [work([job], device=device) for job in jobs]
         while waiting:
             (ready,), waiting = ray.wait(waiting, num_returns=1)

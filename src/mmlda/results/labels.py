@@ -1,0 +1,43 @@
+"""What tables and figures call the network of a result. Labels are made from fields and never read back."""
+
+from __future__ import annotations
+
+from mmlda.results.record import Result
+
+__all__ = ["HEADS", "label"]
+
+HEADS = {"softmax": "SR", "mmlda": "MM-LDA"}
+SHORT = {"softmax": "sr", "mmlda": "mmlda"}  # the head, in the name of a recipe
+
+
+def label(result: Result) -> str:
+    """The network of a result in the paper's words; its own name where no recipe is known.
+
+    >>> label(Result(name="x", kind="table1", what="", value=None, dataset="mnist", head="softmax", recipe="mnist-sr"))
+    'SR'
+    """
+    head = HEADS.get(result.head, result.network)
+    if not result.recipe:
+        return result.network or head
+    if "variant" in result.cell:  # one of the suspects behind Table 2, which have a recipe in common
+        return str(result.cell["variant"]) or head
+    if result.fine_tuning:
+        head += f" + {result.fine_tuning.upper()}{_made_for(result)}"
+    elif result.cell.get("priors") == "true":
+        head += ", true priors"
+    elif result.head == "softmax" and result.recipe == f"{result.dataset}-mmlda":
+        head += ", MM-LDA's recipe"
+    else:
+        own = f"{result.dataset}-{SHORT.get(result.head, '')}"
+        head += {f"{own}-adam": " (Adam)", f"{own}-pgd": " (PGD)"}.get(result.recipe, "")
+    return head + (" (ships)" if result.cell.get("shipped") else "")
+
+
+def _made_for(result: Result) -> str:
+    """The attack a network was fine-tuned on, unless it is the one it is attacked by; SAT's perturbation in audits."""
+    adversary = (result.recipe_settings or {}).get("adversary") or {}
+    attack, eps = str(adversary.get("attack", "")).upper(), adversary.get("eps")
+    if not attack or attack == result.attack:
+        return ""
+    audited = result.kind == "audit" and result.fine_tuning == "sat" and isinstance(eps, int | float)
+    return f" ({attack} {eps:g})" if audited else f" ({attack})"
