@@ -1,11 +1,10 @@
 """3x3 convolutions with few channels as Triton programs: forward, input gradient, weight gradient.
 
-Imported only by `mmlda.models.convolutions`, when a convolution first runs on CUDA. Images are NHWC in memory.
-Layers of 16 to 64 channels at CIFAR's sizes are bound by latency: their tensors lie in the L2 cache, and a whole layer has 0.6
-GFLOP. So a program gathers the taps of a tile of pixels straight into one operand (implicit GEMM), keeps all
-output channels, and reads the float32 weights itself.
-
-Every sum has a fixed order (no atomics): the same inputs give the same bits.
+Imported only by `mmlda.models.convolutions`, when a convolution first runs on CUDA. Images are NHWC in memory. Layers
+of 16 to 64 channels at CIFAR's sizes are bound by latency: their tensors lie in the L2 cache, and a whole layer has
+0.6 GFLOP. So a program gathers the taps of a tile of pixels straight into one operand (implicit GEMM), keeps all
+output channels, and reads the float32 weights itself. Every sum has a fixed order (no atomics): the same inputs give
+the same bits.
 """
 # mypy: disable-error-code="no-untyped-def"
 # (the programs' arguments are Triton's, which has no types for them)
