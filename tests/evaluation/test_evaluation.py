@@ -133,3 +133,19 @@ def test_evaluate_takes_any_function_and_any_data(model, digits):
     other = mmlda.evaluate(lambda x: model(x), (x, y), BIM(eps=0.1), temperature=digits[1], show=False)
     assert [r.value for r in other.results] == [r.value for r in plain.results]
     assert other.clean.network == other.clean.network_sha256 == "" and other.clean.numbers["temperature"] > 0
+
+
+def test_the_plot_has_one_bar_per_result(model, digits, tmp_path):
+    found = mmlda.evaluate(model, digits[1], BIM(eps=0.1), n=40, show=False)
+    (axis,) = found.plot(tmp_path / "bars.png").axes
+    assert [bar.get_width() for bar in axis.patches] == pytest.approx([100 * r.number for r in found.results])
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["clean", "BIM 0.1"]
+    assert (tmp_path / "bars.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_an_infinite_likelihood_is_printed(digits):
+    """A class of prior 0 that does occur has probability 0."""
+    head = mmlda.MaxMahalanobisHead(num_classes=10, dim=32, priors=[0.0] + [1 / 9] * 9)
+    net = mmlda.Classifier(mmlda.models.conv_net(), head)
+    found = mmlda.evaluate(net, digits[1], n=100, show=False)
+    assert found.clean.numbers["nll"] is None and "negative log-likelihood inf" in str(found)

@@ -206,9 +206,7 @@ def test_saved_results_need_a_loss_with_a_name(model, digits, tmp_path):
     both = mmlda.evaluate(model, digits[1], [BIM(eps=0.2, loss=local), BIM(eps=0.2)], n=40, show=False).attacks
     assert both[0].value > both[1].value  # without saving, any function will do
     first = attack_images(model, digits[1], BIM(eps=0.2, loss=module_level_loss), n=40, out=tmp_path, show=False)
-    assert first.value == both[1].value and first.attack_settings["loss"].endswith(
-        "test_robustness.module_level_loss"
-    )
+    assert first.value == both[1].value and first.attack_settings["loss"].endswith("test_robustness.module_level_loss")
     again = attack_images(model, digits[1], BIM(eps=0.2, loss=module_level_loss), n=40, out=tmp_path, show=False)
     assert again == first  # resumed, with the seconds of the first
     with pytest.raises(ValueError, match="other attack"):

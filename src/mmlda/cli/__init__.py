@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from mmlda.cli import judging, networks, tools
+from mmlda.cli import networks  # isort: skip (the help lists commands in the order of these imports)
+from mmlda.cli import judging, tools
 from mmlda.cli.options import app
 
 __all__ = ["app", "judging", "main", "networks", "tools"]

@@ -43,9 +43,9 @@ def attack(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Attack a network and keep the adversarial images, with accuracy, distances and a picture.
+    """Attack a network and save the adversarial images.
 
-    Several attacks get one folder each inside --out.
+    Prints the accuracy under attack and the distances. Several attacks get one folder each inside --out.
     """
     from mmlda.evaluation import attack_images
 
@@ -94,14 +94,20 @@ def evaluate(
         Path | None, typer.Option(help="Folder for the results; a stopped evaluation resumes there.")
     ] = None,
     temperature: Annotated[
-        bool, typer.Option(help="Also calibrate with a temperature, fitted on the test images after the first N.")
+        bool,
+        typer.Option(
+            "--temperature", help="Also calibrate with a temperature, fitted on the test images after the first N."
+        ),
     ] = False,
     chunk: Chunk = None,
     root: Root = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Measure clean and robust accuracy with 95% intervals, distances and calibration."""
+    """Measure clean and robust accuracy.
+
+    Prints a table with 95% intervals, distances and calibration.
+    """
     import mmlda
 
     attacks = [parse_attack(spec) for spec in specs or []]
@@ -127,14 +133,19 @@ def audit(
         str | None, typer.Option(help="Another network, whose adversarial images are transferred.")
     ] = None,
     n: Annotated[int, typer.Option(help="Use the first N test images.")] = 200,
-    thorough: Annotated[bool, typer.Option(help="Use more steps and queries; several times slower.")] = False,
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="Use more steps and queries; several times slower.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Random seed of the attacks.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for the result and its picture.")] = None,
     root: Root = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Check whether robustness is real: a verdict (real, none, masked or mixed) with its evidence."""
+    """Check whether a network's robustness is real.
+
+    Prints a verdict (real, none, masked or mixed) with its evidence.
+    """
     import mmlda
 
     place = pick(device)
@@ -171,7 +182,7 @@ def reproduce(
     ] = None,
     n: Annotated[int | None, typer.Option(help="Images to attack (default: all; 1,000 for JSMA and C&W).")] = None,
     seeds: Annotated[str, typer.Option(help="Random seeds, comma-separated.")] = "0",
-    shipped: Annotated[bool, typer.Option(help="Use the networks that ship instead of training.")] = False,
+    shipped: Annotated[bool, typer.Option("--shipped", help="Use the networks that ship instead of training.")] = False,
     at_once: Annotated[int, typer.Option(help="Networks to train at the same time on one device.")] = 1,
     ray: Annotated[str | None, typer.Option(help="Train on a Ray cluster: its address, or local.")] = None,
     verify: Annotated[
@@ -182,7 +193,10 @@ def reproduce(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Reproduce a table or figure of the paper, or check one number with --verify."""
+    """Reproduce a table or figure of the paper.
+
+    With --verify, recompute part of one result and compare.
+    """
     if verify is not None:
         from mmlda.paper.verification import verify as check
 
@@ -251,7 +265,10 @@ def report(
     open_: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Turn result files into one self-contained HTML page: verdicts, tables, figures and provenance."""
+    """Turn result files into one HTML page.
+
+    The page is self-contained: verdicts, tables next to the paper's, figures and provenance.
+    """
     from mmlda.report import build
 
     page = build(results, out, title=title).resolve()

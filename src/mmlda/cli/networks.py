@@ -13,43 +13,6 @@ import typer
 from mmlda.cli.options import Data, Device, Json, Root, app, checked, pick, settings, typed
 
 
-@app.command(epilog="Example: mmlda demo --open")
-def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the report and the results.")] = Path("demo"),
-    open_: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Train softmax and MM-LDA on the digits, attack and audit them, and write report.html: under two minutes."""
-    from mmlda.paper import demo as module
-
-    page, found = module.demo(out, show=not as_json)
-    if as_json:
-        print(json.dumps([dataclasses.asdict(result) for result in found]))
-    else:
-        print("\n" + "\n".join(module.lines(found)))
-        print(f"\nreport: {page.resolve().as_uri()}")
-    if open_:
-        import webbrowser
-
-        webbrowser.open(page.resolve().as_uri())
-
-
-@app.command(epilog="Example: mmlda models")
-def models(as_json: Json = False) -> None:
-    """List the networks that ship with the package."""
-    from mmlda import zoo
-
-    cards = {name: zoo.about(name) for name in zoo.names()}
-    if as_json:
-        print(json.dumps(cards))
-        return
-    for name, card in cards.items():
-        foe = card["recipe"]["adversary"]
-        trained = f", trained on {foe['attack'].upper()} at {foe['eps']:.3g}" if foe else ""
-        recipe = f"{card['recipe']['steps']} steps, seed {card['recipe']['seed']}, {card['versions']['device']}"
-        print(f"{name:18s} test accuracy {100 * card['accuracy']:.2f}% on {card['data']}, {recipe}{trained}")
-
-
 @app.command(epilog="Example: mmlda train --data digits --head mmlda --out runs/digits")
 def train(
     data: Data = "digits",
@@ -71,13 +34,18 @@ def train(
     ] = None,
     root: Root = None,
     device: Device = None,
-    eager: Annotated[bool, typer.Option(help="On CUDA, neither compile nor capture the step.")] = False,
-    deterministic: Annotated[bool, typer.Option(help="On CUDA, get the same bits for the same seed; slower.")] = False,
+    eager: Annotated[bool, typer.Option("--eager", help="On CUDA, neither compile nor capture the step.")] = False,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="On CUDA, get the same bits for the same seed; slower.")
+    ] = False,
     amp: Annotated[bool | None, typer.Option(help="Use bfloat16 with a float32 loss (default: on CUDA).")] = None,
-    tensorboard: Annotated[bool, typer.Option(help="Also write TensorBoard event files.")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard event files.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Train a network, resume a run, or fine-tune with --start. Works under torchrun."""
+    """Train a network, or resume its training.
+
+    With --start, fine-tune an existing network. Under torchrun, train on several GPUs.
+    """
     import mmlda
     from mmlda.training.recipes import Adversary, Recipe
     from mmlda.training.run import train as train_network
@@ -111,6 +79,46 @@ def train(
         error = f"test error {100 * result.error:.2f}% on {result.n} images"
         print(f"{error} after {run.step} steps ({run.seconds:.0f} s)")
         print(f"the network is in {out}")
+
+
+@app.command(epilog="Example: mmlda demo --open")
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the report and the results.")] = Path("demo"),
+    open_: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train, attack and audit two networks in two minutes.
+
+    Compares softmax and MM-LDA on the digits and writes report.html.
+    """
+    from mmlda.paper import demo as module
+
+    page, found = module.demo(out, show=not as_json)
+    if as_json:
+        print(json.dumps([dataclasses.asdict(result) for result in found]))
+    else:
+        print("\n" + "\n".join(module.lines(found)))
+        print(f"\nreport: {page.resolve().as_uri()}")
+    if open_:
+        import webbrowser
+
+        webbrowser.open(page.resolve().as_uri())
+
+
+@app.command(epilog="Example: mmlda models")
+def models(as_json: Json = False) -> None:
+    """List the networks that ship with the package."""
+    from mmlda import zoo
+
+    cards = {name: zoo.about(name) for name in zoo.names()}
+    if as_json:
+        print(json.dumps(cards))
+        return
+    for name, card in cards.items():
+        foe = card["recipe"]["adversary"]
+        trained = f", trained on {foe['attack'].upper()} at {foe['eps']:.3g}" if foe else ""
+        recipe = f"{card['recipe']['steps']} steps, seed {card['recipe']['seed']}, {card['versions']['device']}"
+        print(f"{name:18s} test accuracy {100 * card['accuracy']:.2f}% on {card['data']}, {recipe}{trained}")
 
 
 def _network_settings(pairs: list[str]) -> dict[str, Any]:

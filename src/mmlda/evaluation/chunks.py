@@ -80,6 +80,6 @@ def _claim(folder: Path, about: dict[str, Any]) -> None:
     try:
         known = dict(json.loads(path.read_text()))
     except (ValueError, TypeError):
-        raise ValueError(f"{path}: damaged, so the chunks beside it cannot be used; choose another folder") from None
+        raise ValueError(f"{path} is damaged, so the chunks beside it cannot be used; choose another folder") from None
     if changed := sorted(key for key in about if known.get(key) != about[key]):
         raise ValueError(f"out must be a folder without other work, got {str(folder)!r} (other {', '.join(changed)})")

@@ -11,13 +11,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mmlda._utils.device import Model, device_of, on_device
+from mmlda._utils.figures import save_figure
 from mmlda._utils.progress import progress
 from mmlda._utils.tensors import packed
 from mmlda.attacks import Attack
@@ -29,12 +30,15 @@ from mmlda.evaluation.provenance import check_reproducible, describe_attack, ide
 from mmlda.evaluation.robustness import attack_images, small
 from mmlda.results import Result, traced
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 __all__ = ["Evaluation", "evaluate"]
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One result for the clean images and one per attack. Printing it shows a table."""
+    """One result for the clean images and one per attack. Printing it shows a table, `plot` draws it."""
 
     clean: Result
     attacks: tuple[Result, ...]
@@ -53,14 +57,25 @@ class Evaluation:
                 value = result.numbers.get(key)
                 line += f"  {value:{width}.4f}" if value is not None else ""
             text.append(line)
-        numbers = self.clean.numbers
-        scores = "negative log-likelihood {:.4f}, calibration error {:.4f}"
-        balanced = f"balanced accuracy {numbers['balanced_accuracy']:.4f}"
-        text.append(f"{balanced}, {scores.format(numbers['nll'], numbers['ece'])}")
-        if "temperature" in numbers:
-            scaled = scores.format(numbers["nll_scaled"], numbers["ece_scaled"])
-            text.append(f"at temperature {numbers['temperature']:.3f}: {scaled}")
+        # None is infinite: a class with prior 0 that does occur
+        shown = {key: "inf" if value is None else f"{value:.4f}" for key, value in self.clean.numbers.items()}
+        scores = "negative log-likelihood {}, calibration error {}"
+        balanced = f"balanced accuracy {shown['balanced_accuracy']}"
+        text.append(f"{balanced}, {scores.format(shown['nll'], shown['ece'])}")
+        if "temperature" in shown:
+            scaled = scores.format(shown["nll_scaled"], shown["ece_scaled"])
+            text.append(f"at temperature {shown['temperature']}: {scaled}")
         return "\n".join(text)
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """The accuracies with their intervals as a bar chart; written to `path` (.png, .svg, .pdf) if given."""
+        from mmlda.evaluation.pictures import accuracy_bars
+
+        values = [(_label(result), result.number, result.interval or (math.nan, math.nan)) for result in self.results]
+        figure = accuracy_bars(values)
+        if path is not None:
+            save_figure(path, figure)
+        return figure
 
 
 def evaluate(

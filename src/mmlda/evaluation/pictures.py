@@ -1,8 +1,9 @@
-"""Pictures of adversarial images. matplotlib is imported where it draws."""
+"""Pictures of adversarial images and of accuracies. matplotlib is imported where it draws."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from mmlda._utils.figures import save_figure
 from mmlda.data import ImageData
 
-__all__ = ["adversarial_examples"]
+__all__ = ["accuracy_bars", "adversarial_examples"]
 
 
 def adversarial_examples(
@@ -51,3 +52,18 @@ def adversarial_examples(
     for axis, word in zip(axes[:, 0], ("image", f"noise,\n±{scale:.3f} shown\nfull scale", "adversarial")):
         axis.set_ylabel(word, fontsize=9)
     return save_figure(path, figure)
+
+
+def accuracy_bars(rows: list[tuple[str, float, tuple[float, float]]]) -> Any:
+    """Horizontal bars of (name, accuracy, interval), shown in percent: a matplotlib `Figure`."""
+    from matplotlib.figure import Figure
+
+    names, values = [name for name, _, _ in rows], [100 * value for _, value, _ in rows]
+    below = [value - 100 * low for value, (_, _, (low, _)) in zip(values, rows)]
+    above = [100 * high - value for value, (_, _, (_, high)) in zip(values, rows)]
+    figure = Figure(figsize=(6.4, 1.0 + 0.4 * len(rows)), layout="constrained")
+    axis = figure.subplots()
+    axis.barh(names, values, xerr=[below, above], color="#4c78a8", ecolor="0.3", capsize=3)
+    axis.set(xlim=(0, 100), xlabel="accuracy (%), 95% interval")
+    axis.invert_yaxis()  # the clean images first
+    return figure

@@ -42,8 +42,8 @@ class _Conv3(nn.Conv2d):
 
 
 class _Norm(nn.BatchNorm2d):
-    """Batch normalisation that does not count batches: at a fixed momentum nobody reads the count, and counting
-    is a kernel a layer."""
+    """Batch normalisation that does not count batches: the count is unused at a fixed momentum, and updating it
+    costs one kernel per layer."""
 
     def forward(self, x: Tensor) -> Tensor:
         statistics = self.running_mean, self.running_var
@@ -51,7 +51,7 @@ class _Norm(nn.BatchNorm2d):
 
 
 def fast_convolutions(model: nn.Module, fast: bool) -> None:
-    """Choose the convolutions of this module's networks inside `model`; others have none to choose from."""
+    """Choose the convolutions of this module's networks inside `model`; other layers are not affected."""
     for module in model.modules():
         if isinstance(module, _Conv3):
             module.fast = fast
