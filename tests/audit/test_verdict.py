@@ -105,20 +105,20 @@ MASKS = {
 def test_plain_networks_are_none_where_nothing_survives(digits, plain, other):
     for model, surrogate in ((plain, other), (other, plain)):
         result = audit(model, digits[1], eps=EPS, n=80, surrogate=surrogate, show=False)
-        assert result.value == "none" and result.numbers["worst_accuracy"] <= 5
-        assert result.numbers["standard_accuracy"] <= 10 and result.what.startswith("None at eps = 0.2")
+        assert result.value == "none" and result.numbers["worst_accuracy"] <= 0.05
+        assert result.numbers["standard_accuracy"] <= 0.1 and result.what.startswith("None at eps = 0.2")
 
 
 def test_what_a_plain_network_keeps_at_a_small_eps_is_real_there(digits, plain):
     result = audit(plain, digits[1], eps=0.02, n=80, show=False)
-    assert result.value == "real" and result.numbers["worst_accuracy"] > 80
+    assert result.value == "real" and result.numbers["worst_accuracy"] > 0.8
 
 
 @pytest.mark.parametrize("kind", MASKS)
 def test_masks_are_seen(digits, plain, kind):
     result = audit(MASKS[kind](plain), digits[1], eps=EPS, n=80, show=False)
     assert result.value == "masked", lines(result)
-    assert result.numbers["standard_accuracy"] > 40 and result.numbers["worst_accuracy"] <= 10
+    assert result.numbers["standard_accuracy"] > 0.4 and result.numbers["worst_accuracy"] <= 0.1
     failed = {item["test"] for item in result.series["evidence"] if item["passed"] is False}
     assert {"hidden", "zero gradients"} <= failed
     assert ("rounding" in failed) == (kind in ("rounding", "rounding in place", "bytes"))
@@ -128,10 +128,10 @@ def test_masks_are_seen(digits, plain, kind):
 
 def test_a_head_at_a_million_is_masked_and_its_features_give_it_away(digits, other):
     result = audit(large_C(other), digits[1], eps=EPS, n=80, show=False)
-    assert result.value == "masked" and result.numbers["zero_gradient"] > 90
+    assert result.value == "masked" and result.numbers["zero_gradient"] > 0.9
     by = {(row["name"], row["surface"]): row["accuracy"] for row in result.series["accuracies"]}
-    assert by["APGD, feature distance", "features"] < 20 < by["APGD, cross-entropy", "logits"]
-    assert result.numbers["gaps_above_104"] > 90
+    assert by["APGD, feature distance", "features"] < 0.2 < by["APGD, cross-entropy", "logits"]
+    assert result.numbers["gaps_above_104"] > 0.9
 
 
 def test_noise_that_drowns_the_gradient_is_masked(digits, plain):
@@ -156,7 +156,7 @@ def test_masks_that_hide_nothing_are_none_and_recognised(digits, plain, kind):
     """At a gap of some nats the sign of a probability's gradient is as good as a logit's; small noise averages out."""
     build, seen = MILD[kind]
     result = audit(build(plain), digits[1], eps=EPS, n=80, passes=6, show=False)
-    assert result.value == "none" and result.numbers["standard_accuracy"] <= 10, lines(result)
+    assert result.value == "none" and result.numbers["standard_accuracy"] <= 0.1, lines(result)
     evidence = {item["test"]: item for item in result.series["evidence"]}
     assert {test for test in ("output", "randomness", "rounding") if evidence[test]["passed"] is not True} == seen
     said = " ".join(lines(result))
@@ -227,11 +227,11 @@ def test_an_audit_from_before_kinds_is_shown(digits, plain, tmp_path):
 def test_eps_is_the_papers_unless_told(digits, plain):
     small = {"n": 20, "steps": 2, "queries": 5, "show": False}
     grey = audit(plain, digits[1], **small)
-    assert grey.cell["eps"] == grey.attack["eps"] == 0.12 and " at eps = 0.12: " in grey.what
+    assert grey.eps == grey.attack_settings["eps"] == 0.12 and " at eps = 0.12: " in grey.what
     assert grey.series == audit(plain, digits[1], eps=0.12, **small).series
     colour = ImageData(digits[1].images.expand(-1, 3, -1, -1), digits[1].labels, digits[1].classes, "colour digits")
     result = audit(Behind(plain, before=lambda x: x.mean(1, keepdim=True)), colour, **small)
-    assert result.cell["eps"] == 0.04 and " at eps = 0.04: " in result.what
+    assert result.eps == 0.04 and " at eps = 0.04: " in result.what
 
 
 def test_the_note_says_which_images(digits, plain):
@@ -246,7 +246,7 @@ def test_the_note_says_which_images(digits, plain):
 def test_an_adversarially_trained_network_is_real(digits, robust):
     result = audit(robust, digits[1], eps=0.1, n=100, show=False)
     assert result.value == "real", lines(result)
-    assert result.numbers["worst_accuracy"] > 50 and all(e["passed"] is not False for e in result.series["evidence"])
+    assert result.numbers["worst_accuracy"] > 0.5 and all(e["passed"] is not False for e in result.series["evidence"])
 
 
 @pytest.mark.long
@@ -375,7 +375,7 @@ def test_a_robust_network_whose_gradient_is_cut_is_not_called_not_robust(digits,
     levels = (torch.arange(16) + 0.5) / 16
     model = Behind(robust, before=lambda x: torch.bucketize(x, levels.to(x.dtype)).to(x.dtype) / 16)
     result = audit(model, digits[1], eps=0.1, n=80, steps=10, queries=50, show=False)
-    assert result.value == "masked" and result.numbers["worst_accuracy"] > 50
+    assert result.value == "masked" and result.numbers["worst_accuracy"] > 0.5
     assert "Whether the rest is robust cannot be told." in result.what and "not robust" not in result.what
     assert result.series["kinds"] == ["no gradient"]
 
@@ -391,25 +391,26 @@ def test_constant_and_useless_networks_are_none(digits):
 
 def test_the_result_is_whole(digits, plain, other, tmp_path):
     result = audit(plain, digits[1], eps=EPS, n=40, surrogate=other, queries=30, steps=6, name="SR", show=False)
-    assert result.kind == "audit" and result.cell == {"data": "digits", "model": "SR", "eps": EPS}
-    assert result.n == 40 and result.seed == 0 and result.steps == 6 and result.data["sha256"] == digits[1].digest()
+    assert result.kind == "audit" and (result.dataset, result.network, result.eps) == ("digits", "SR", EPS)
+    assert result.n == 40 and result.seed == 0 and result.attack_steps == 6
+    assert result.data["sha256"] == digits[1].subset(slice(40)).digest()
     names = {row["name"] for row in result.series["accuracies"]}
     for loss in ("cross-entropy", "margin", "DLR", "targeted", "feature distance"):
         assert f"APGD, {loss}" in names
     assert "transfer from the other network" in names
     for row in result.series["accuracies"]:
-        assert 0 <= row["low"] <= row["accuracy"] <= row["high"] <= 100
+        assert 0 <= row["low"] <= row["accuracy"] <= row["high"] <= 1
         assert set(row["held"]) <= {"0", "1"} and len(row["held"]) == 40
-        assert row["accuracy"] == pytest.approx(100 * row["held"].count("1") / 40)
+        assert row["accuracy"] == pytest.approx(row["held"].count("1") / 40)
     right = plain(digits[1].pixels(slice(40))).argmax(1) == digits[1].labels[:40]
     held = [row["held"] for row in result.series["accuracies"]]
     assert held[0] == "".join("1" if hit else "0" for hit in right)
     within = [row["held"] for row in result.series["accuracies"] if row["eps"] <= EPS]
     left = sum(all(each[i] == "1" for each in within) for i in range(40))
-    assert left == pytest.approx(0.4 * result.numbers["worst_accuracy"])
+    assert left == pytest.approx(40 * result.numbers["worst_accuracy"])
     assert f"all attacks of the audit together {2.5 * left:.0f}%" in result.what
     for item in result.series["evidence"]:
-        assert set(item) == {"test", "words", "value", "limit", "passed"} and item["words"].endswith(".")
+        assert set(item) == {"test", "words", "value", "limit", "passed", "unit"} and item["words"].endswith(".")
     curve = result.series["curve"]
     assert curve["eps"] == [0.0, 0.1, 0.2, 0.4, 0.8, 1.0] and curve["accuracy"][-1] == 0
     assert sum(result.series["gaps"]["counts"]) == 40 and len(result.series["gaps"]["edges"]) == 21

@@ -24,7 +24,7 @@ from mmlda.audit.trials import Attacked, Case, run_all
 from mmlda.audit.views import copied, derivable, undisturbed, with_gradient
 from mmlda.data import ImageData
 from mmlda.models.heads import MaxMahalanobisHead, SoftmaxHead
-from mmlda.results import Result, label, traced, wilson
+from mmlda.results import Result, head_of, label, traced, wilson
 from mmlda.results.upgrade import audit_in_shares
 
 __all__ = ["audit", "lines", "picture"]
@@ -121,7 +121,7 @@ def audit(
         n=n,
         seed=seed,
         dataset=data.name,
-        head=getattr(model, "config", {}).get("head", ""),
+        head=head_of(model),
         eps=eps,
         attack_settings=settings,
         attack_steps=steps,

@@ -31,7 +31,7 @@ from mmlda.evaluation.robustness import (
     predictions,
     small,
 )
-from mmlda.results import Result, traced
+from mmlda.results import Result, head_of, traced
 
 __all__ = ["Accuracy", "Evaluation", "accuracy", "evaluate", "shares"]
 
@@ -195,7 +195,7 @@ def _clean(
         kind="evaluation",
         what=f"accuracy on {len(data)} images of {data.name or 'the data'}",
         dataset=data.name,
-        head=getattr(model, "config", {}).get("head", ""),
+        head=head_of(model),
         seconds=time.perf_counter() - begin,
         numbers={key: value if math.isfinite(value) else None for key, value in numbers.items()},
         series={

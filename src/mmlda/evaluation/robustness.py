@@ -29,7 +29,7 @@ from mmlda._utils.progress import progress
 from mmlda._utils.tensors import packed, save_tensors
 from mmlda.attacks import BIM, FGSM, ILCM, PGD, Attack, CarliniWagner, compiled
 from mmlda.data import ImageData
-from mmlda.results import Result, traced
+from mmlda.results import Result, head_of, traced
 
 __all__ = [
     "adversarial_images",
@@ -177,7 +177,7 @@ def attack_images(
         kind="evaluation",
         what=f"accuracy under {kind} on {n} images of {data.name or 'the data'}",
         dataset=data.name,
-        head=getattr(model, "config", {}).get("head", ""),
+        head=head_of(model),
         attack=kind,
         attack_settings=settings,
         attack_steps=settings.get("steps"),
