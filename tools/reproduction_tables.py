@@ -12,11 +12,11 @@ from mmlda.paper import numbers
 from mmlda.paper.biased import CONTROL, MODELS
 from mmlda.paper.comparisons import difference, wilcoxon_test
 from mmlda.paper.hardened import HARDENED
-from mmlda.paper.robust import FIELD_EPS
 from mmlda.paper.rows import ADAM, HAT, MMLDA, SAT, SR, SR_ADAM, Row, plain_rows
 from mmlda.paper.suspects import ATTACKS as SUSPECT_ATTACKS
 from mmlda.paper.suspects import WORST, suspect_rows
 from mmlda.paper.tables import JSMA
+from mmlda.paper.worst import FIELD_EPS
 from mmlda.report.entries import DATA, Entry, fixed, grouped, number, of_kind, percent, plain, size
 from mmlda.report.summary import TITLES
 from mmlda.report.tables import STANDS_STILL, mean_number, ours

@@ -1,6 +1,5 @@
 """docs/reproduction.md and docs/models.md say what the results say, and fill as results arrive."""
 
-import hashlib
 import importlib
 import re
 from pathlib import Path
@@ -9,10 +8,9 @@ import pytest
 from report_results import write
 
 from mmlda import zoo
-from mmlda._utils.tensors import packed
 from mmlda.paper import numbers
-from mmlda.paper import tables as paper_tables
-from mmlda.results import Result, wilson
+from mmlda.paper.rows import ADAM, MMLDA, SAT, SR, Row
+from mmlda.results import Result, weights_digest, wilson
 
 DOCS = Path(__file__).parents[2] / "docs"
 COMMON = {"device": "a device", "versions": {"torch": "2.0", "python": "3.11"}, "commit": "0" * 12}
@@ -28,21 +26,27 @@ def cards(monkeypatch):
     return importlib.import_module("make_model_cards")
 
 
-def save(folder, kind, value, *, n=1000, seed=0, more=None, **cell):
+def save(folder, kind, value, *, data, row, n=1000, seed=0, attack="", eps=None, target="", more=None, **cell):
     """A made-up result, with the paper's number beside it where there is one."""
-    data, model = cell["data"], cell["model"]
-    paper = {"table1": numbers.TABLE1.get((data, model)), "table3": numbers.TABLE3.get((data, model)),
-             "table2": numbers.table2(data, model, cell.get("attack", ""), cell.get("eps", 0))}.get(kind)  # fmt: skip
-    low, high = wilson(round(value * n / 100), n)
-    name = "-".join([kind, *(re.sub(r"[^\w.+-]", "", str(v)) for v in cell.values()), str(seed)])
-    fields = {"cell": {**cell, "seed": seed}, "interval": (100 * low, 100 * high), "n": n, "seed": seed, **COMMON}
-    made = Result(name=name, kind=kind, what=f"a {kind}", value=value, unit="%", paper=paper, **fields, **(more or {}))
+    paper = {
+        "table1": numbers.TABLE1.get((data, row)),
+        "table3": numbers.TABLE3.get((data, row)),
+        "table2": numbers.table2(data, row, attack, eps),
+    }.get(kind)
+    fields = {**row.fields(data), "attack": attack, "eps": eps, "target": target, "seed": seed, "n": n, **COMMON}
+    fields["cell"] = {**fields["cell"], **cell}
+    if kind not in ("table3", "latent"):
+        fields |= {"unit": "share", "interval": wilson(round(value * n), n)}
+    words = [kind, data, row.label(data, **{key: (more or {})[key] for key in ("recipe_settings",) if key in (more or {})})]
+    words = [*words, attack, "" if eps is None else f"{eps:g}", target, *map(str, cell.values()), str(seed)]
+    name = "-".join(re.sub(r"[^\w.+-]", "", word) for word in words if word)
+    made = Result(name=name, kind=kind, what=f"a {kind}", value=value, paper=paper, **fields, **(more or {}))
     return made.save(folder)
 
 
-def claim(folder, data, name, holds, value=1.0, **more):
-    fields = {"cell": {"data": data, "claim": name}, "paper": numbers.SENTENCES[name.split("-")[0]], **COMMON, **more}
-    fields |= {"name": f"claim-{data}-{name}", "kind": "claim", "what": f"found for {name}"}
+def claim(folder, data, key, holds, value=1.0, row=None, **more):
+    fields = {**(row.fields(data) if row else {"dataset": data}), "claim": key, "paper": numbers.SENTENCES[key]}
+    fields |= {"name": f"claim-{data}-{key}", "kind": "claim", "what": f"found for {key}", **COMMON, **more}
     return Result(value=value, holds=holds, **fields).save(folder)
 
 
@@ -63,8 +67,8 @@ def row(text, *words):
 def test_a_page_is_what_its_script_writes_now(script, monkeypatch):
     maker = importlib.import_module(script)
     text = maker.PAGE.read_text()
-    assert text == maker.put(text, maker.SCRIPT, maker.parts()), f"run python docs/{script}.py"
-    assert len(re.findall(rf"<!-- begin: docs/{script}.py: [\w ]+ -->\n(?!<!-- end)", text)) == len(maker.parts())
+    assert text == maker.put(text, maker.SCRIPT, maker.parts()), f"run python tools/{script}.py"
+    assert len(re.findall(rf"<!-- begin: tools/{script}.py: [\w ]+ -->\n(?!<!-- end)", text)) == len(maker.parts())
 
 
 @pytest.mark.parametrize("name", ["reproduction.md", "models.md"])
@@ -78,7 +82,7 @@ def test_no_row_of_a_table_is_broken(name):
 
 def test_the_headline_of_the_page_is_in_the_results(page):
     found = Result.load(page.RESULTS / "table2-cifar10-mm-lda-bim-0.04-0.json")
-    said = f"BIM at 0.04 on CIFAR-10 leaves {found.value:.2f}% for MM-LDA (paper: 91.2%)"
+    said = f"BIM at 0.04 on CIFAR-10 leaves {100 * found.value:.2f}% for MM-LDA (paper: 91.2%)"
     assert said in page.PAGE.read_text()
 
 
@@ -87,9 +91,9 @@ def test_a_part_without_a_place_is_an_error(page):
     with pytest.raises(ValueError, match="part = 'nowhere'"):
         page.put(text, page.SCRIPT, {"nowhere": ""})
     with pytest.raises(ValueError, match="part = 'a'"):  # its end is missing, and another part follows
-        page.put("<!-- begin: docs/s.py: a -->\n<!-- begin: docs/s.py: b -->\n<!-- end -->\n", "s.py", {"a": "x\n"})
-    assert page.put("<!-- begin: docs/s.py: a -->\nold\n<!-- end -->\nkept\n", "s.py", {"a": "new\n"}) == (
-        "<!-- begin: docs/s.py: a -->\nnew\n<!-- end -->\nkept\n")  # fmt: skip
+        page.put("<!-- begin: tools/s.py: a -->\n<!-- begin: tools/s.py: b -->\n<!-- end -->\n", "s.py", {"a": "x\n"})
+    assert page.put("<!-- begin: tools/s.py: a -->\nold\n<!-- end -->\nkept\n", "s.py", {"a": "new\n"}) == (
+        "<!-- begin: tools/s.py: a -->\nnew\n<!-- end -->\nkept\n")  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------- filling it
@@ -97,16 +101,16 @@ def test_a_part_without_a_place_is_an_error(page):
 
 def test_a_folder_that_is_not_there_or_empty_is_an_error(page, cards, tmp_path):
     for maker in (page, cards):
-        with pytest.raises(ValueError, match="expected a folder of results"):
+        with pytest.raises(ValueError, match="must be a folder of results"):
             maker.parts(tmp_path / "no-such-folder")
-        with pytest.raises(ValueError, match="expected result files, found none"):
+        with pytest.raises(ValueError, match="must be a folder with result files"):
             maker.parts(tmp_path)
 
 
 def test_verdicts_of_sentences(page, tmp_path):
-    claim(tmp_path, "mnist", "success", True, 99.5, n=700, note="C&W at 9 x 10, not 9 x 10000")
-    claim(tmp_path, "cifar10", "success", False, 12.0)
-    claim(tmp_path, "cifar10", "priors", None, 98.0, interval=(97.0, 99.0), unit="%")
+    claim(tmp_path, "mnist", "success", True, 0.995, unit="share", n=700, note="C&W at 9 x 10, not 9 x 10000")
+    claim(tmp_path, "cifar10", "success", False, 0.12, unit="share")
+    claim(tmp_path, "cifar10", "priors", None, 0.98, interval=(0.97, 0.99), unit="share")
     made = page.parts(tmp_path)
     holds, fails = rows(made["claims"], "claim-mnist-success")[0], rows(made["claims"], "claim-cifar10-success")[0]
     assert "| **holds** |" in holds and "n = 700" in holds and "9 x 10, not" in holds and "nearly 100% success" in holds
@@ -117,9 +121,9 @@ def test_verdicts_of_sentences(page, tmp_path):
 
 
 def test_several_seeds_are_a_mean_and_a_deviation(page, tmp_path):
-    for seed, error in enumerate((7.0, 8.0, 9.0)):
-        save(tmp_path, "table1", error, data="cifar10", model="MM-LDA", seed=seed)
-    save(tmp_path, "table1", 7.2, data="cifar10", model="SR")
+    for seed, error in enumerate((0.07, 0.08, 0.09)):
+        save(tmp_path, "table1", error, data="cifar10", row=MMLDA, seed=seed)
+    save(tmp_path, "table1", 0.072, data="cifar10", row=SR)
     made = page.parts(tmp_path)
     line = row(made["table1"], "CIFAR-10", "| MM-LDA |")
     assert "8.00 ± 1.00, 3 runs" in line and "| 8.04 | −0.04 |" in line
@@ -133,20 +137,20 @@ def test_several_seeds_are_a_mean_and_a_deviation(page, tmp_path):
 
 
 def test_a_claim_older_than_its_numbers_is_marked(page, tmp_path):
-    for model, error in (("MM-LDA", 8.0), ("SR", 7.0)):
-        save(tmp_path, "table1", error, data="cifar10", model=model)
-    claim(tmp_path, "cifar10", "table1", True, 1.0)
+    for row_, error in ((MMLDA, 0.08), (SR, 0.07)):
+        save(tmp_path, "table1", error, data="cifar10", row=row_)
+    claim(tmp_path, "cifar10", "table1", True, 0.01, MMLDA, unit="share difference")
     assert "have changed since" not in page.parts(tmp_path)["claims"]
-    save(tmp_path, "table1", 6.0, data="cifar10", model="SR", seed=1)
+    save(tmp_path, "table1", 0.06, data="cifar10", row=SR, seed=1)
     line = row(page.parts(tmp_path)["claims"], "claim-cifar10-table1")
     assert "have changed since" in line and "n = 1,000; seeds 0, 1" in line
 
 
 def test_cells_of_table_2_and_what_is_counted(page, tmp_path):
-    for kind, value in (("FGSM", 21.0), ("BIM", 60.0)):
-        save(tmp_path, "table2", value, data="cifar10", model="SR", attack=kind, eps=0.04)
-        save(tmp_path, "table2", 30.0, data="cifar10", model="MM-LDA", attack=kind, eps=0.04)
-    save(tmp_path, "table2", 24.0, data="cifar10", model="SR + SAT", attack="FGSM", eps=0.04)
+    for kind, value in (("FGSM", 0.21), ("BIM", 0.6)):
+        save(tmp_path, "table2", value, data="cifar10", row=SR, attack=kind, eps=0.04)
+        save(tmp_path, "table2", 0.3, data="cifar10", row=MMLDA, attack=kind, eps=0.04)
+    save(tmp_path, "table2", 0.24, data="cifar10", row=SAT, attack="FGSM", eps=0.04)
     made = page.parts(tmp_path)
     line = row(made["table2"], "0.04 | SR |", "(18.59 to 23.63) / 20.0", "/ 5.5 |")
     assert line.endswith("| not measured yet / 0.2 |")
@@ -160,18 +164,22 @@ def test_cells_of_table_2_and_what_is_counted(page, tmp_path):
 def test_cells_that_differ_by_how_accuracy_is_counted_are_listed(page, tmp_path):
     for attack, plain in (("FGSM", 0.3), ("BIM", 0.205)):
         more = {"numbers": {"clean_accuracy": 0.92, "plain_accuracy": plain}}
-        save(tmp_path, "table2", 20.0, data="cifar10", model="SR", attack=attack, eps=0.04, more=more)
+        save(tmp_path, "table2", 0.2, data="cifar10", row=SR, attack=attack, eps=0.04, more=more)
     text = page.parts(tmp_path)["table2"].split("a point more")[1]
     assert row(text, "SR |", "FGSM 0.04").endswith("| 30.00 | 20.0 | 92.00 |") and not rows(text, "BIM 0.04")
 
 
 def test_what_the_paper_leaves_open_is_read_in_the_way_that_fits_best_and_that_is_said(page, tmp_path):
-    paper = numbers.table2("cifar10", "SR", "JSMA", 0.12)
-    for surface, target, apart in (("logits", "random", 30), ("softmax", "random", 2), ("softmax", "least-likely", -9)):
-        save(tmp_path, "table2", paper + apart, data="cifar10", model="SR", attack="JSMA", eps=0.12, surface=surface,
+    paper = numbers.table2("cifar10", SR, "JSMA", 0.12)
+    for surface, target, apart in (
+        ("logits", "random", 0.3),
+        ("softmax", "random", 0.02),
+        ("softmax", "least-likely", -0.09),
+    ):
+        save(tmp_path, "table2", paper + apart, data="cifar10", row=SR, attack="JSMA", eps=0.12, surface=surface,
              target=target)  # fmt: skip
     for target, value in (("untargeted", 0.3), ("random", 0.66)):
-        save(tmp_path, "table3", value, data="cifar10", model="SR", attack="C&W", target=target)
+        save(tmp_path, "table3", value, data="cifar10", row=SR, attack="CarliniWagner", target=target)
     made = page.parts(tmp_path)["numbers"]
     line = row(made, "accuracies of SR |", "CIFAR-10")
     assert "1 of 1 within 5 points" in line and "+2.00" in line and "read as JSMA on softmax, random target" in line
@@ -181,8 +189,9 @@ def test_what_the_paper_leaves_open_is_read_in_the_way_that_fits_best_and_that_i
 def test_fig_3_is_told_for_each_kind_of_bias(page, tmp_path):
     for k in range(1, 11):
         for family, gap in (("BP1", k), ("BP2", -k)):
-            save(tmp_path, "fig3", 80.0, data="cifar10", model="SR", set=f"{family}-{k}")
-            save(tmp_path, "fig3", 80.0 + gap, data="cifar10", model="MM-LDA", set=f"{family}-{k}")
+            save(tmp_path, "fig3", 0.8, data="cifar10", row=SR, set=f"{family}-{k}", family=family, index=k)
+            ours = 0.8 + gap / 100
+            save(tmp_path, "fig3", ours, data="cifar10", row=MMLDA, set=f"{family}-{k}", family=family, index=k)
     text = page.parts(tmp_path)["figures"]
     assert "- BP1: MM-LDA is above SR on 10 of 10 sets, by +5.50 points in the mean (p = 0.002)" in text
     assert "- BP2: MM-LDA is above SR on 0 of 10 sets, by −5.50 points in the mean (p = 0.002)" in text
@@ -192,10 +201,11 @@ def test_fig_3_is_told_for_each_kind_of_bias(page, tmp_path):
 
 def test_every_kind_of_result_finds_its_place(page, tmp_path):
     write(tmp_path, data=("digits", "cifar10"))
-    save(tmp_path, "latent", 81.0, data="cifar10", model="MM-LDA")
-    save(tmp_path, "worst", 12.0, data="cifar10", model="SR + SAT (FGSM)", attack="WorstCase", eps=0.12)
-    for view, value in (("logits", 1.0), ("worst case", 2.0)):
-        save(tmp_path, "suspect", value, data="cifar10", model="C = 10", view=view,
+    save(tmp_path, "latent", 81.0, data="cifar10", row=MMLDA)
+    tuned = {"recipe_settings": {"adversary": {"attack": "fgsm", "eps": 0.12}}}
+    save(tmp_path, "worst", 0.12, data="cifar10", row=SAT, attack="WorstCase", eps=0.12, more=tuned)
+    for view, value in (("logits", 0.01), ("worst case", 0.02)):
+        save(tmp_path, "suspect", value, data="cifar10", row=Row("mmlda", "mmlda-adam", variant="C = 10"), view=view,
              attack="BIM" if view == "logits" else "WorstCase", eps=0.04)  # fmt: skip
     made = page.parts(tmp_path)
     before = page.parts(page.RESULTS)
@@ -214,13 +224,11 @@ def test_every_kind_of_result_finds_its_place(page, tmp_path):
 
 def test_what_is_wanted_has_the_names_that_the_paper_part_writes(page):
     wanted = {part: cells for part, _, cells in page.wanted()}
-    tuned = {cell["model"] for cell in wanted["Audit of the fine-tuned networks"]}
-    assert tuned == {paper_tables._name(cell) for cell in paper_tables.tuned_cells()}
+    assert len(wanted["Audit of the fine-tuned networks"]) == 2 * (9 + 3)  # SAT for each perturbation, HAT for all
     assert len(wanted["Fig. 3"]) == 60 and len(wanted["Suspects behind Table 2"]) == 2 * 10 * 3 * 13
-    assert {name for name, _, _ in page.CLAIMS} | {"suspects", "table3"} == {
-        *numbers.SENTENCES, "table3-untargeted", "table3-random", "table1-adam", "fig2-adam", "latent-adam",
-        "table2-adam", "table3-untargeted-adam", "table3-random-adam",
-    }  # fmt: skip
+    assert {sentence.claim for sentence in page.CLAIMS} | {"suspects", "fig3-recipe"} == set(numbers.SENTENCES)
+    apart = [sentence for sentence in page.CLAIMS if sentence.row == ADAM]
+    assert len(apart) == 6 and {sentence.data for sentence in apart} == {("cifar10",)}
 
 
 # ---------------------------------------------------------------------------------------------------- model cards
@@ -231,18 +239,18 @@ def part(text, name):
 
 
 def test_a_card_has_the_results_of_its_network_and_of_no_other(cards, tmp_path):
-    digest = hashlib.sha256(packed(zoo.load("mnist-sr").state_dict())).hexdigest()
-    own, foreign = ({"network": {"name": "mnist-sr", "sha256": sha}} for sha in (digest, "0" * 64))
-    save(tmp_path, "worst", 12.0, data="mnist", model="SR", attack="WorstCase", eps=0.12, more=own)
-    save(tmp_path, "table1", 0.5, data="mnist", model="SR", more=own)
-    save(tmp_path, "table2", 77.0, data="mnist", model="SR", attack="BIM", eps=0.12, more=foreign)
+    digest = weights_digest(zoo.load("mnist-sr").state_dict())
+    own, foreign = ({"network": "mnist-sr", "network_sha256": sha} for sha in (digest, "0" * 64))
+    save(tmp_path, "worst", 0.12, data="mnist", row=SR, attack="WorstCase", eps=0.12, more=own)
+    save(tmp_path, "table1", 0.005, data="mnist", row=SR, more=own)
+    save(tmp_path, "table2", 0.77, data="mnist", row=SR, attack="BIM", eps=0.12, more=foreign)
     text = cards.parts(tmp_path)["cards"]
     mine = part(text, "mnist-sr")
     assert "[12.00](../results/" in mine and "99.50%" in mine and "77.00" not in text
     assert "| audit | not measured yet |" in mine
     assert "has not been audited" in mine and "Under attack: not measured yet." in part(text, "mnist-mmlda")
-    cell = {"data": "mnist", "model": "SR", "eps": 0.12}
-    Result(name="audit", kind="audit", what="Masked.", cell=cell, value="masked", n=50, **COMMON, **own).save(tmp_path)
+    fields = {**SR.fields("mnist"), "eps": 0.12, "n": 50, **COMMON, **own}
+    Result(name="audit", kind="audit", what="Masked.", value="masked", **fields).save(tmp_path)
     mine = part(cards.parts(tmp_path)["cards"], "mnist-sr")
     assert "verdict is *masked*" in mine and "[masked](../results/audit.json) at eps 0.12 (50 images)" in mine
 

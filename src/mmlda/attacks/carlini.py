@@ -35,6 +35,7 @@ from mmlda.attacks.base import Attack
 from mmlda.attacks.checks import check_choice, check_count, check_number
 from mmlda.attacks.gradient import tall
 from mmlda.attacks.losses import choose_target, margin, other_classes
+from mmlda.attacks.precision import rounding_of
 from mmlda.attacks.result import AttackResult, measure
 from mmlda.attacks.surface import Surface
 
@@ -47,8 +48,6 @@ _PATIENCE = (30, 100)  # iterations: a thirtieth of the steps, but not less nor 
 _DROP = 0.2  # of the rate at a standstill
 _ROUGH = 0.01  # a rate is too high if the loss is this share above its lowest on average
 _MOST_DROPS = 6
-_ROUNDINGS = 8  # a margin of fewer roundings than this may be the other way round in another batch
-_TF32 = 2.0**-9  # the share of the logits' spread that may be rounding where products have TF32's 10 bits
 _FURTHER = 2e-3  # a point that the last look does not find across goes on by this share of its distance, then by twice
 
 
@@ -290,7 +289,7 @@ class CarliniWagner(Attack):
         moved = (found.best_sq > 0) & (found.best_sq < torch.inf)
         z = surface.replayed_logits(best)
         for _ in range(8):  # by three fifths of the distance at the most
-            short = moved & ~self._across(_gap(z, label, aimed), _rounding(z, x, surface))
+            short = moved & ~self._across(_gap(z, label, aimed), rounding_of(z, x, surface))
             if not bool(short.any()):
                 break
             further = (x + (best - x) * (1 + share)).clamp(*self.bounds)
@@ -382,7 +381,7 @@ class _Step:
         with torch.enable_grad():
             z = self.surface.logits(x_k)  # [B, L]
             gap = _gap(z, held.label, self.aimed)
-            rounding = _rounding(z.detach(), held.x, self.surface)
+            rounding = rounding_of(z.detach(), held.x, self.surface)
             # Down to where a point counts as across.
             f = torch.maximum(-gap, -(1.5 * rounding).clamp_min(self.attack.kappa))
             (g,) = torch.autograd.grad((f * held.c).sum(), x_k)
@@ -405,36 +404,6 @@ def _adam(old: _Moving, g: Tensor, rate: Tensor) -> tuple[Tensor, Tensor, Tensor
 def _gap(z: Tensor, label: Tensor, aimed: bool) -> Tensor:
     """How far logits `z` are across the boundary, [N]: towards `label`, or away from it."""
     return -margin(z, label) if aimed else margin(z, label)
-
-
-def _rounding(z: Tensor, x: Tensor, surface: Surface) -> Tensor:
-    """How much of a gap between the first two of logits `z` may be rounding, [N]: of the logits, and of TF32 products.
-
-    The first is a share of the largest logit, the second of its distance from the middle one: a constant that is added
-    after the products is not rounded to TF32, and a class that is masked (-inf, -1e9) says nothing of the others. Of
-    three classes and fewer the middle one may be that of the gap, so there the second is a share of the largest too.
-    """
-    L, precision = z.shape[1], surface.precision or z.dtype
-    sorted_ = z.topk(L // 2 + 1, dim=1).values
-    top = sorted_[:, 0].abs()
-    spread = top if L < 4 else sorted_[:, 0] - sorted_[:, -1]
-    spread = torch.where(spread.isfinite(), spread, top)  # half of the classes are masked
-    fine = torch.finfo(precision).eps * (_ROUNDINGS if precision.itemsize > 2 else 1)  # in half one is much already
-    return torch.maximum(top, spread) * fine + spread * _coarse(x, precision)
-
-
-def _coarse(x: Tensor, precision: torch.dtype) -> float:
-    """The share of the logits' spread that the device may round away beyond the logits' own precision."""
-    return _TF32 if x.is_cuda and precision == torch.float32 and _tf32_allowed() else 0.0
-
-
-def _tf32_allowed() -> bool:
-    # models/convolutions.py has the same function: neither package imports the other.
-    try:
-        allowed = torch.backends.cudnn.allow_tf32
-    except RuntimeError:  # torch's newer setting is in use, and the older one can't be read beside it
-        allowed = torch.backends.cudnn.conv.fp32_precision == "tf32"  # type: ignore[attr-defined]
-    return allowed and torch.backends.cudnn.enabled
 
 
 def _wide(x: Tensor) -> torch.dtype:

@@ -80,10 +80,10 @@ class AttackResult:
             f"  success         {_share(self.success):.1%}",
         ]
         if bool(broken.any()):
-            linf, l2, distortion = (d[broken].median().item() for d in (self.linf, self.l2, self.distortion))
-            rows.append(
-                f"  median distance linf {linf:.4g}, l2 {l2:.4g}, distortion {distortion:.4g}, where it succeeded"
+            sizes = (
+                f"{name} {getattr(self, name)[broken].median().item():.4g}" for name in ("linf", "l2", "distortion")
             )
+            rows.append(f"  median distance {', '.join(sizes)} (where it succeeded)")
         if self.zero_gradient is not None:
             rows.append(f"  zero gradient   {self.zero_gradient:.1%} at the start")
         return "\n".join(rows)
@@ -132,7 +132,7 @@ def measure(
       right before    100.0%
       right after     50.0%
       success         50.0%
-      median distance linf 0.5, l2 0.5, distortion 63.75, where it succeeded
+      median distance linf 0.5, l2 0.5, distortion 63.75 (where it succeeded)
     """
     lo, hi = bounds
     if minimum_norm:

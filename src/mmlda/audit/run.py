@@ -27,7 +27,7 @@ from mmlda.audit.verdict import Verdict, close_calls, decide, possible
 from mmlda.audit.views import copied, undisturbed
 from mmlda.data import ImageData, as_images
 from mmlda.models.heads import MaxMahalanobisHead, SoftmaxHead
-from mmlda.results import Result, measured_on
+from mmlda.results import Result, head_of, measured_on
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -191,7 +191,7 @@ def audit(
     evidence = Evidence(settings=settings, profile=profile, trials=trials, reached=reached)
     provenance = record.Provenance(
         model=name or _called(model),
-        head=getattr(model, "config", {}).get("head", ""),
+        head=head_of(model),
         data=data.name,
         network_sha256=_digest(net),
         data_sha256=data.digest(),

@@ -28,7 +28,7 @@ from mmlda.evaluation.calibration import calibration_error, fit_temperature
 from mmlda.evaluation.chunks import Chunks
 from mmlda.evaluation.provenance import check_reproducible, describe_attack, identity
 from mmlda.evaluation.robustness import attack_images, small
-from mmlda.results import Result, traced
+from mmlda.results import Result, head_of, traced
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -184,7 +184,7 @@ def _clean(
         kind="evaluation",
         what=f"accuracy on {len(data)} images of {data.name or 'the data'}",
         dataset=data.name,
-        head=getattr(model, "config", {}).get("head", ""),
+        head=head_of(model),
         seconds=time.perf_counter() - begin,
         numbers={key: value if math.isfinite(value) else None for key, value in numbers.items()},
         series={

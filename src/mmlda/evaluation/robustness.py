@@ -22,7 +22,7 @@ from mmlda.data import ImageData, as_images
 from mmlda.evaluation.accuracy import first, predictions
 from mmlda.evaluation.chunks import Chunks, chunk_files
 from mmlda.evaluation.provenance import check_reproducible, describe_attack, identity
-from mmlda.results import Result, traced
+from mmlda.results import Result, head_of, traced
 
 __all__ = ["adversarial_images", "attack_images", "small"]
 
@@ -72,7 +72,7 @@ def attack_images(
     _attack_missing(net, images, attack, chunks, place, compile=compile, show=show)
     parts = chunks.load()
     joined = {key: torch.cat([part[key] for part in parts]) for key in (*OUTCOMES, "clean")}
-    head = getattr(net, "config", {}).get("head", "")
+    head = head_of(net)
     about |= {"head": head, "attack": described["name"], "attack_settings": described["settings"], "compiled": compile}
     result = _result(attack, images, joined, parts, about)
     if out is None:

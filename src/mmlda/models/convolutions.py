@@ -89,7 +89,7 @@ def _aside(x: Tensor) -> bool:
 
 
 def _tf32_allowed() -> bool:
-    # attacks/carlini.py has the same function: neither package imports the other.
+    # The same as `tf32_allowed` of attacks/precision.py: neither package may import the other.
     try:
         allowed = torch.backends.cudnn.allow_tf32
     except RuntimeError:  # torch's newer setting is in use, and the older one can't be read beside it

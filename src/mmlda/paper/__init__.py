@@ -13,10 +13,10 @@ from mmlda._utils.files import write_json
 from mmlda.paper.biased import fig3, fig3_control
 from mmlda.paper.figures import fig2, fig4, fig5, latent, theory_figure
 from mmlda.paper.hardened import hardened
-from mmlda.paper.robust import audits, robust, worst_case
 from mmlda.paper.setup import Setup, tuned_cells
 from mmlda.paper.suspects import suspects
 from mmlda.paper.tables import table1, table2, table3
+from mmlda.paper.worst import audits, robust, worst_case
 from mmlda.results import Result, device_name
 
 __all__ = [

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mmlda.paper.robust import audited, under_worst_case
 from mmlda.paper.rows import MMLDA_PGD, SR_PGD
 from mmlda.paper.setup import Setup, networks
+from mmlda.paper.worst import audited, under_worst_case
 from mmlda.results import Result
 from mmlda.training.recipes import RECIPES
 

@@ -22,9 +22,9 @@ from mmlda.data import ImageData
 from mmlda.evaluation.robustness import describe_attack
 from mmlda.paper import numbers
 from mmlda.paper.claims import undecided
-from mmlda.paper.robust import audited
 from mmlda.paper.rows import MMLDA, SR, Row, plain_rows
 from mmlda.paper.setup import MOST, Net, Setup, claim, kept, networks, slug, train, trained
+from mmlda.paper.worst import audited
 from mmlda.results import Result, label, traced
 from mmlda.training.recipes import network
 from mmlda.training.sweeps import Job

@@ -19,7 +19,7 @@ from mmlda import attacks, zoo
 from mmlda.data import ImageData, load
 from mmlda.evaluation.robustness import predictions
 from mmlda.models import build
-from mmlda.results import Result, weights_digest, wilson
+from mmlda.results import Result, head_of, weights_digest, wilson
 
 __all__ = ["Verification", "verify"]
 
@@ -179,7 +179,7 @@ def _faults(result: Result, model: nn.Module, outcomes: dict[str, Tensor], label
     eps = (result.attack_settings or {}).get("eps")
     if result.attack and result.eps != eps:
         faults.append(f"its eps is {result.eps}, that of its attack's settings {eps}")
-    head = getattr(model, "config", {}).get("head", "")
+    head = head_of(model)
     if result.head and head and result.head != head:
         faults.append(f"its head is {result.head!r}, that of its network {head!r}")
     if result.dataset != result.data["name"]:

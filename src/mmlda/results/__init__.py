@@ -2,7 +2,7 @@
 
 from mmlda.results.intervals import difference_interval, wilson
 from mmlda.results.labels import HEADS, label
-from mmlda.results.provenance import code_version, device_name, measured_on, traced, versions, weights_digest
+from mmlda.results.provenance import code_version, device_name, head_of, measured_on, traced, versions, weights_digest
 from mmlda.results.record import Result, load_all, result_files
 from mmlda.results.upgrade import SCHEMA, upgrade
 
@@ -13,6 +13,7 @@ __all__ = [
     "code_version",
     "device_name",
     "difference_interval",
+    "head_of",
     "label",
     "load_all",
     "measured_on",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["code_version", "device_name", "measured_on", "traced", "versions", "weights_digest"]
+__all__ = ["code_version", "device_name", "head_of", "measured_on", "traced", "versions", "weights_digest"]
 
 
 def device_name(device: torch.device | str) -> str:
@@ -56,6 +56,14 @@ def traced(model: Any, data: Any, device: torch.device | str, name: str = "") ->
         "data": {"name": data.name, "images": len(data), "sha256": data.digest()},
         **measured_on(device),
     }
+
+
+def head_of(model: Any) -> str:
+    """The head of a network that can describe itself, "softmax" or "mmlda"; "" for others."""
+    try:
+        return str(model.config["head"])
+    except (AttributeError, KeyError, TypeError, ValueError):  # ValueError: a backbone of the user's own
+        return ""
 
 
 def weights_digest(state_dict: Mapping[str, torch.Tensor]) -> str:

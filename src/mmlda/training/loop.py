@@ -3,41 +3,36 @@
 The host launches one step after another and waits for the device only to log and to save. The order of the data
 and every random draw come from (seed, step), so a run killed at any moment goes on from its checkpoint to the
 same weights.
-
-`out` holds: run.json (recipe, network, data, versions), metrics.jsonl, the two newest checkpoints, and, when the
-run is finished, model.safetensors.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from filelock import FileLock, Timeout
-from torch import Tensor, nn
+from torch import nn
 
-from mmlda._utils.files import write_json, write_whole
+from mmlda._utils.device import device_of
 from mmlda._utils.progress import Report, progress
-from mmlda.data import ImageData
+from mmlda.data import ImageData, as_images
 from mmlda.models import Classifier, fast_convolutions
-from mmlda.results import device_name, versions
-from mmlda.training import checkpoints
+from mmlda.training import checkpoints, folder
+from mmlda.training.folder import Run
 from mmlda.training.recipes import Recipe
 from mmlda.training.step import Average, Batches, Tally, craft_once, make_optimizer, make_step, set_rate, share
 
-__all__ = ["Diverged", "Options", "Run", "fit", "interruptible", "sitting"]
+__all__ = ["Diverged", "Options", "Run", "fit", "interruptible", "training_steps"]
 
 PAUSE = 10.0  # seconds between checkpoints that nobody has asked for: the device waits while one is written
 
@@ -48,19 +43,7 @@ class Diverged(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How a run is carried out, which changes nothing but rounding and speed.
-
-    Args:
-        device: where to train; the model's own device by default.
-        eager: on CUDA, neither compile nor capture the step. The CPU is always eager.
-        deterministic: on CUDA, the same bits for the same seed; slower. The CPU always gives the same bits.
-        amp: run the network in bfloat16 with a float32 loss; None: as the run in `out` has it, and otherwise on CUDA
-            only. On a CPU with bfloat16 instructions it doubles the speed of a Resnet.
-        checkpoint_every: steps; by default a twentieth of the run or somewhat more, so that there is a line in the log
-            as well, though not within ten seconds of the one before.
-        log_every: steps; a hundredth of the run by default.
-        tensorboard: also write event files to `out` (extra `mmlda[tensorboard]`).
-    """
+    """How a run is carried out, which changes nothing but rounding and speed; `fit` documents each."""
 
     device: torch.device | str | None = None
     eager: bool = False
@@ -70,41 +53,42 @@ class Options:
     log_every: int | None = None
     tensorboard: bool = False
 
-
-@dataclass
-class Run:
-    """What a training run did. `history` has one entry a log line, as `metrics.jsonl` does."""
-
-    model: nn.Module
-    recipe: Recipe
-    out: Path | None = None
-    step: int = 0
-    loss: float = math.nan  # mean since the log line before
-    accuracy: float = math.nan  # on the training batches since the log line before
-    seconds: float = 0.0  # in the loop, over all sittings
-    history: list[dict[str, float]] = field(default_factory=list)
+    def uses_amp(self, device: torch.device) -> bool:
+        return device.type == "cuda" if self.amp is None else self.amp
 
 
 def fit(
     model: nn.Module,
-    data: ImageData,
+    data: Any,
     recipe: Recipe,
     *,
     out: str | Path | None = None,
     device: torch.device | str | None = None,
+    eager: bool = False,
+    deterministic: bool = False,
+    amp: bool | None = None,
+    checkpoint_every: int | None = None,
+    log_every: int | None = None,
+    tensorboard: bool = False,
     show: bool = True,
-    **options: Any,
 ) -> Run:
-    """Train `model` on `data`. The model given is the one trained; it comes back in eval mode.
+    """Train `model` on `data`, in place: it is moved to `device` and comes back in eval mode.
 
     Args:
         model: pixels in [0, 1] -> logits; a `Classifier`, or any module with the loss "ce".
-        data: images and labels, see `mmlda.data`.
-        recipe: `mmlda.training.recipes.RECIPES` has the paper's.
-        out: folder for checkpoints, metrics and the network. A run that is there already is gone on with.
+        data: anything `mmlda.data.as_images` takes: an `ImageData`, a pair (x, y), a `Dataset`.
+        recipe: `mmlda.recipes.RECIPES` has the paper's.
+        out: folder for checkpoints, metrics and the network. An existing run is resumed.
         device: where to train; the model's own device by default.
+        eager: on CUDA, neither compile nor capture the step. The CPU is always eager.
+        deterministic: on CUDA, the same bits for the same seed; slower. The CPU always gives the same bits.
+        amp: run the network in bfloat16 with a float32 loss. By default as the run in `out` has it, otherwise on CUDA
+            only. On a CPU with bfloat16 instructions it doubles the speed of a Resnet.
+        checkpoint_every: steps between checkpoints; by default a twentieth of the run or somewhat more, so that each
+            has a line in the log, but never within ten seconds of the one before.
+        log_every: steps between lines of the log; a hundredth of the run by default.
+        tensorboard: also write event files to `out` (extra `mmlda[tensorboard]`).
         show: a progress bar, or a line now and then where standard error is not a terminal.
-        options: see `Options`.
 
     >>> import mmlda
     >>> train, test = mmlda.data.load("digits")
@@ -113,44 +97,54 @@ def fit(
     >>> run.step, run.history[0]["loss"] > run.loss
     (30, True)
     """
-    run = Run(model, recipe, None if out is None else Path(out))
-    settings = Options(device=device, **options)
+    run, images = Run(model, recipe, None if out is None else Path(out)), as_images(data)
+    options = Options(
+        device=device,
+        eager=eager,
+        deterministic=deterministic,
+        amp=amp,
+        checkpoint_every=checkpoint_every,
+        log_every=log_every,
+        tensorboard=tensorboard,
+    )
     cuda = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=cuda), interruptible() as stopped:
         torch.manual_seed(recipe.seed)  # dropout and the like
         with progress(run.out.name if run.out else "training", recipe.steps, show=show and share()[0] == 0) as report:
-            for _ in sitting(run, data, settings, report=report, stopped=stopped):
+            for _ in training_steps(run, images, options, report=report, stopped=stopped):
                 pass
     return run
 
 
-def sitting(
+def training_steps(
     run: Run, data: ImageData, options: Options, *, report: Report, stopped: threading.Event | None = None
 ) -> Iterator[int]:
     """The training loop, as a generator that has launched one more step whenever it yields.
 
-    `fit` exhausts one; `mmlda.training.sweeps.fit_many` takes turns with several, each on a CUDA stream of its own.
+    `fit` exhausts one; `mmlda.fit_many` takes turns with several, each on a CUDA stream of its own.
     """
     model, out = run.model, run.out
     if isinstance(model, Classifier) and model.num_classes < data.num_classes:
-        raise ValueError(f"model has {model.num_classes} classes: expected at least the {data.num_classes} of the data")
-    device = _device(model, options)
+        raise ValueError(
+            f"model must have at least the {data.num_classes} classes of the data, got {model.num_classes}"
+        )
+    device = device_of(model, options.device)
     model.to(device)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if out is None:
         yield from _steps(run, data, options, device, report, stopped)
         return
-    lock = _lock(out)
+    held = folder.lock(out)
     try:
         if options.amp is None and (out / "run.json").is_file():  # begun on another device, perhaps
             options = dataclasses.replace(options, amp=checkpoints.read_about(out).get("amp"))
-        _open(run, data, options, device)
+        folder.open_run(run, data, device, amp=options.uses_amp(device))
         if (finished := checkpoints.final(out)) is not None:
-            _reload(run, finished)
+            folder.reload(run, finished)
         else:
             yield from _steps(run, data, options, device, report, stopped)
-    finally:  # also for one that keeps the error, as a notebook does: the same call then goes on
-        lock.release()
+    finally:  # also where the caller keeps the error, as a notebook does: the same call then resumes
+        held.release()
 
 
 def _steps(
@@ -161,24 +155,20 @@ def _steps(
     report: Report,
     stopped: threading.Event | None,
 ) -> Iterator[int]:
-    model, recipe, out = run.model, run.recipe, run.out
+    model, recipe = run.model, run.recipe
     model.train()
     batches = Batches(data, recipe, device)
     optimizer = make_optimizer(model, recipe, device)
     if recipe.adversary is not None and recipe.adversary.craft == "once":
         _craft_from_the_start(run, batches)
     average = Average(model, recipe.average) if recipe.average else None
-    if out is not None:
-        _resume(run, optimizer, average)
-    step, earlier, begin = run.step, run.seconds, time.perf_counter()
-    tally = Tally(device, step, run.loss)
-    modes = {"eager": options.eager, "deterministic": options.deterministic, "amp": _amp(options, device)}
+    if run.out is not None:
+        folder.resume(run, optimizer, average)
+    step, tally = run.step, Tally(device, run.step, run.loss)
+    modes = {"eager": options.eager, "deterministic": options.deterministic, "amp": options.uses_amp(device)}
     launch = make_step(model, batches, optimizer, tally, average, **modes)
-    log_every = options.log_every or max(1, recipe.steps // 100)
-    save_every = options.checkpoint_every or log_every * math.ceil(max(1, recipe.steps // 20) / log_every)
-    writer = _event_writer(out) if options.tensorboard else None
-    rate, logged, saved, written = math.nan, (step, begin), step if run.step else -1, begin
-    pause = PAUSE if options.checkpoint_every is None and share()[1] == 1 else 0.0  # processes agree by steps alone
+    journal = _Journal(run, options, tally, lambda: folder.save(run, optimizer, average), report)
+    rate = math.nan
     batches.seek(step)
     report(step, start=True)
     while step < recipe.steps:
@@ -189,55 +179,87 @@ def _steps(
             set_rate(optimizer, rate)
         launch()
         step += 1
-        halt = _halt(stopped, step % min(log_every, 50) == 0, device)
-        log = halt or step == recipe.steps or step % log_every == 0
-        due = step % save_every == 0 and time.perf_counter() - written >= pause
-        save = out is not None and (halt or step == recipe.steps or due)
-        if log or save:
-            loss, accuracy, bad, last = tally.read()  # waits for the device
-            now = time.perf_counter()
-            run.step, run.loss, run.accuracy, run.seconds = step, loss, accuracy, earlier + now - begin
-            what = f"loss is not finite at step {bad}" if bad >= 0 else ""
-            if save and not what and not _finite(model):
-                what = f"weights are not finite after step {step}"
-            if what:
-                kept = f"the checkpoint of step {saved} is kept in {out}" if saved >= 0 else "no checkpoint was kept"
-                before = f"the last finite loss was {last:.6g}" if math.isfinite(last) else "no loss before it was"
-                raise Diverged(f"{what}; {before}; {kept}")
-            speed = (step - logged[0]) / max(now - logged[1], 1e-9)
-            logged = step, now
-            entry = {"step": step, "loss": loss, "accuracy": accuracy, "lr": rate, "steps_per_second": speed,
-                     "seconds": run.seconds}  # fmt: skip
-            run.history.append(entry)
-            _log(run, entry, writer)
-            report(step, loss=loss, accuracy=accuracy)
-        if save:
-            _save(run, optimizer, average)
-            saved, written = step, time.perf_counter()
+        halt = _halt(stopped, step % min(journal.log_every, 50) == 0, device)
+        journal.after(step, rate, halt)
         if halt and step < recipe.steps:
-            if out is not None and share()[0] == 0:
-                print(f"stopped at step {step} and saved; the same call with out={str(out)!r} goes on", file=sys.stderr)
-            raise KeyboardInterrupt(f"stopped at step {step}")
+            _stop(run)
         yield step
     run.step = step
     if average is not None:
         average.store()
     model.eval()
     fast_convolutions(model, False)
-    if out is not None and share()[0] == 0:
-        checkpoints.save_weights(out / "model.safetensors", model.state_dict())
+    if run.out is not None and share()[0] == 0:
+        checkpoints.save_weights(run.out / "model.safetensors", model.state_dict())
 
 
-def _device(model: nn.Module, options: Options) -> torch.device:
-    if options.device is None:
-        first = next(model.parameters(), None)
-        return first.device if first is not None else torch.device("cpu")
-    device = torch.device(options.device)
-    return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
+class _Journal:
+    """When to log and to save, and doing it; the loop waits for the device only here."""
+
+    def __init__(self, run: Run, options: Options, tally: Tally, save: Callable[[], None], report: Report):
+        self.run, self.tally, self.save, self.report = run, tally, save, report
+        steps = run.recipe.steps
+        self.log_every = options.log_every or max(1, steps // 100)
+        self.save_every = options.checkpoint_every or self.log_every * math.ceil(max(1, steps // 20) / self.log_every)
+        # Processes must agree when to save, which they do by steps alone.
+        self.pause = PAUSE if options.checkpoint_every is None and share()[1] == 1 else 0.0
+        self.writer = folder.event_writer(run.out) if options.tensorboard else None
+        self.begin = self.written = self.logged = time.perf_counter()
+        self.earlier, self.logged_step, self.saved_step = run.seconds, run.step, run.step or -1
+
+    def after(self, step: int, rate: float, halt: bool) -> None:
+        """Log and save where it is time to."""
+        last = halt or step == self.run.recipe.steps
+        due = step % self.save_every == 0 and time.perf_counter() - self.written >= self.pause
+        save = self.run.out is not None and (last or due)
+        if last or save or step % self.log_every == 0:
+            self._log(step, rate, save)
+        if save:
+            self.save()
+            self.saved_step, self.written = step, time.perf_counter()
+
+    def _log(self, step: int, rate: float, save: bool) -> None:
+        run = self.run
+        loss, accuracy, bad, last = self.tally.read()  # waits for the device
+        now = time.perf_counter()
+        run.step, run.loss, run.accuracy, run.seconds = step, loss, accuracy, self.earlier + now - self.begin
+        self._check(step, bad, last, save)
+        speed = (step - self.logged_step) / max(now - self.logged, 1e-9)
+        self.logged_step, self.logged = step, now
+        entry = {"step": step, "loss": loss, "accuracy": accuracy, "lr": rate, "steps_per_second": speed}
+        entry["seconds"] = run.seconds
+        run.history.append(entry)
+        folder.log(run, entry, self.writer)
+        self.report(step, loss=loss, accuracy=accuracy)
+
+    def _check(self, step: int, bad: int, last: float, save: bool) -> None:
+        """Raise where the loss or, before a checkpoint, a weight is not finite."""
+        what = f"loss is not finite at step {bad}" if bad >= 0 else ""
+        if save and not what and not _finite(self.run.model):
+            what = f"weights are not finite after step {step}"
+        if what:
+            saved = f"the checkpoint of step {self.saved_step} is kept in {self.run.out}"
+            kept = saved if self.saved_step >= 0 else "no checkpoint was kept"
+            before = f"the last finite loss was {last:.6g}" if math.isfinite(last) else "no loss before it was"
+            raise Diverged(f"{what}; {before}; {kept}")
 
 
-def _amp(options: Options, device: torch.device) -> bool:
-    return device.type == "cuda" if options.amp is None else options.amp
+def _stop(run: Run) -> None:
+    """Leave the loop after Ctrl-C; the run has been saved."""
+    if run.out is not None and share()[0] == 0:
+        print(f"stopped at step {run.step} and saved; the same call with out={str(run.out)!r} resumes", file=sys.stderr)
+    raise KeyboardInterrupt(f"stopped at step {run.step}")
+
+
+def _craft_from_the_start(run: Run, batches: Batches) -> None:
+    """Craft on the network as it was given, also when the run is gone on with: its weights are kept for that."""
+    if run.out is not None:
+        path = run.out / "start.safetensors"
+        if path.is_file():
+            run.model.load_state_dict(checkpoints.read_weights(path))
+        elif share()[0] == 0:
+            checkpoints.save_weights(path, run.model.state_dict())
+    craft_once(run.model, batches)
 
 
 def _halt(stopped: threading.Event | None, due: bool, device: torch.device) -> bool:
@@ -273,177 +295,3 @@ def interruptible() -> Iterator[threading.Event]:
         yield stopped
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-# ------------------------------------------------------------------------------------------- the run's folder
-
-
-def describe(model: nn.Module, data: ImageData, recipe: Recipe) -> dict[str, Any]:
-    """What decides a run's result but for the weights it starts from, as JSON: a folder is for one such description."""
-    try:
-        config = model.config
-    except (AttributeError, ValueError):
-        config = None  # a backbone of the user's own
-    value = {
-        "recipe": dataclasses.asdict(recipe),
-        "model": config,
-        "data": {"name": data.name, "images": len(data), "sha256": data.digest()},
-        "processes": share()[1],
-    }
-    return json.loads(json.dumps(value))  # tuples as lists, as they come back from the file
-
-
-def _lock(out: Path) -> FileLock:
-    """Keep the folder to this process for as long as it trains there; a kill gives it back."""
-    out.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(out / f".lock-{share()[0]}")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise ValueError(f"out = {str(out)!r}: another process is training there; expected a free folder") from None
-    if share()[0] == 0:  # the one process that writes here: no other knows which files are still being written
-        for stray in out.glob(".*.tmp"):  # of a process that was killed
-            stray.unlink(missing_ok=True)
-    return lock
-
-
-def _open(run: Run, data: ImageData, options: Options, device: torch.device) -> None:
-    """Write run.json, or check that the one there describes this very run."""
-    assert run.out is not None
-    path, about = run.out / "run.json", describe(run.model, data, run.recipe) | {"amp": _amp(options, device)}
-    if path.is_file():
-        there = {"amp": about["amp"], **checkpoints.read_about(run.out)}  # older ones do not say
-        for part, value in about.items():
-            if part == "recipe" and isinstance(there.get(part), dict):  # fields added since have their defaults
-                there[part] = json.loads(json.dumps(dataclasses.asdict(Recipe.from_dict(there[part]))))
-            if there.get(part) != value:
-                what = difference(part, there.get(part), value)
-                raise ValueError(f"out = {str(run.out)!r} holds another run: {what}; choose another folder")
-    elif share()[0] == 0:
-        write_json(path, {**about, "versions": {**versions(), "device": device_name(device)}})
-    if share()[1] > 1:
-        dist.barrier()
-
-
-def difference(part: str, there: Any, asked: Any) -> str:
-    """In words, where what was asked for is not what is there."""
-    if isinstance(there, dict) and isinstance(asked, dict):
-        for key in sorted({*there, *asked}):
-            if there.get(key) != asked.get(key):
-                return f"{part}.{key} is {there.get(key)!r} there, and {asked.get(key)!r} was asked for"
-    return f"{part} is {there!r} there, and {asked!r} was asked for"
-
-
-def _state(run: Run, optimizer: torch.optim.Optimizer, average: Average | None) -> dict[str, Tensor]:
-    """Everything needed to go on, as named tensors: weights, their average, the moments, the global generators."""
-    tensors = {f"model.{name}": tensor for name, tensor in run.model.state_dict().items()}
-    if average is not None:
-        tensors |= {f"average.{name}": tensor for name, tensor in average.tensors.items()}
-    for number, moments in optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer.{number}.{name}": torch.as_tensor(value) for name, value in moments.items()
-                    if value is not None}  # fmt: skip
-    tensors["generator.cpu"] = torch.get_rng_state()
-    if torch.cuda.is_available():
-        tensors["generator.cuda"] = torch.cuda.get_rng_state()
-    return tensors
-
-
-def _save(run: Run, optimizer: torch.optim.Optimizer, average: Average | None) -> None:
-    assert run.out is not None
-    if share()[0] == 0:
-        record = {"seconds": run.seconds, "loss": run.loss, "accuracy": run.accuracy}
-        checkpoints.save(run.out, run.step, _state(run, optimizer, average), record)
-    if share()[1] > 1:
-        dist.barrier()
-
-
-def _resume(run: Run, optimizer: torch.optim.Optimizer, average: Average | None) -> None:
-    """Bring network, optimizer, generators and metrics back to the newest checkpoint, if there is one."""
-    assert run.out is not None
-    found = checkpoints.newest(run.out)
-    metrics = run.out / "metrics.jsonl"
-    text = metrics.read_text(errors="replace") if metrics.is_file() else ""
-    if found is not None:
-        tensors, record = found
-        run.step, run.seconds = record["step"], record["seconds"]
-        run.loss, run.accuracy = record["loss"], record["accuracy"]
-        run.model.load_state_dict(_under("model.", tensors))
-        if average is not None:
-            average.load(_under("average.", tensors))
-        state: dict[int, dict[str, Tensor]] = {}
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        for name, tensor in _under("optimizer.", tensors).items():
-            number, moment = name.split(".", 1)
-            like = parameters[int(number)]
-            if tensor.shape == like.shape:  # the fused kernels take for granted that moments lie as parameters do
-                tensor = torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
-            state.setdefault(int(number), {})[moment] = tensor
-        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-        torch.set_rng_state(tensors["generator.cpu"])
-        if "generator.cuda" in tensors and torch.cuda.is_available():
-            torch.cuda.set_rng_state(tensors["generator.cuda"])
-    run.history = [entry for entry in _entries(text) if entry["step"] <= run.step]
-    kept = "".join(json.dumps(entry) + "\n" for entry in run.history)
-    if share()[0] == 0 and kept != text:  # steps that will be done again, or a line without its end
-        write_whole(metrics, kept.encode())
-
-
-def _entries(text: str) -> list[dict[str, float]]:
-    """The lines of a metrics.jsonl, without the half of one that a kill can leave."""
-    entries = []
-    for line in text.splitlines():
-        with suppress(ValueError):
-            entry = json.loads(line)
-            if isinstance(entry, dict) and isinstance(entry.get("step"), int):
-                entries.append(entry)
-    return entries
-
-
-def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _reload(run: Run, weights: dict[str, Tensor]) -> None:
-    """The network of a run that is finished already."""
-    assert run.out is not None
-    run.model.load_state_dict(weights)
-    run.model.eval()
-    run.step, metrics = run.recipe.steps, run.out / "metrics.jsonl"
-    run.history = _entries(metrics.read_text(errors="replace")) if metrics.is_file() else []
-    if run.history:
-        run.loss, run.accuracy, run.seconds = (run.history[-1][name] for name in ("loss", "accuracy", "seconds"))
-
-
-def _craft_from_the_start(run: Run, batches: Batches) -> None:
-    """Craft on the network as it was given, also when the run is gone on with: its weights are kept for that."""
-    if run.out is not None:
-        path = run.out / "start.safetensors"
-        if path.is_file():
-            run.model.load_state_dict(checkpoints.read_weights(path))
-        elif share()[0] == 0:
-            checkpoints.save_weights(path, run.model.state_dict())
-    craft_once(run.model, batches)
-
-
-def _log(run: Run, entry: dict[str, float], writer: Any) -> None:
-    if share()[0] != 0:
-        return
-    if run.out is not None:
-        with open(run.out / "metrics.jsonl", "a") as file:
-            file.write(json.dumps(entry) + "\n")
-    if writer is not None:
-        for name in ("loss", "accuracy", "lr", "steps_per_second"):
-            writer.add_scalar(name, entry[name], int(entry["step"]))
-        writer.flush()
-
-
-def _event_writer(out: Path | None) -> Any:
-    if out is None:
-        raise ValueError("tensorboard = True: expected a folder out= to write to")
-    if share()[0] != 0:
-        return None
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ValueError("tensorboard = True: expected the extra, pip install 'mmlda[tensorboard]'") from None
-    return SummaryWriter(str(out))

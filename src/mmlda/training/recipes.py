@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from mmlda._utils.checks import check_choice, check_count, invalid
 
 __all__ = ["RECIPES", "Adversary", "Recipe", "hat", "network", "sat"]
 
@@ -40,21 +42,27 @@ class Adversary:
     def __post_init__(self) -> None:
         if isinstance(self.eps, list):  # as JSON writes a range
             object.__setattr__(self, "eps", tuple(self.eps))
-        _one_of("attack", self.attack, ("fgsm", "bim", "ilcm", "pgd", "trades"))
-        _one_of("craft", self.craft, ("once", "online"))
+        check_choice("attack", self.attack, ("fgsm", "bim", "ilcm", "pgd", "trades"))
+        check_choice("craft", self.craft, ("once", "online"))
         if len(self.range) != 2 or not 0 <= self.range[0] <= self.range[1] < math.inf:
-            raise ValueError(f"eps = {self.eps}: expected a number >= 0 or a range (low, high) of such numbers")
+            raise invalid("eps", "a number >= 0 or a range (low, high) of such numbers", self.eps)
         for name, value in (("step", self.step), ("beta", self.beta), ("pairing", self.pairing)):
-            if value is not None and not 0 <= value < math.inf:
-                raise ValueError(f"{name} = {value}: expected a finite number >= 0")
-        _whole("steps", self.steps, 1)
-        _whole("ramp", self.ramp, 0)
-        if not 0 < self.share <= 1:
-            raise ValueError(f"share = {self.share}: expected a number in (0, 1]")
+            if value is not None:
+                _check_number(name, value, "a finite number >= 0", lambda v: 0 <= v < math.inf)
+        check_count("steps", self.steps, 1)
+        check_count("ramp", self.ramp, 0)
+        _check_number("share", self.share, "a number in (0, 1]", lambda v: 0 < v <= 1)
         if self.attack == "trades" and (self.craft, self.share) != ("online", 1.0):
-            raise ValueError(f"craft = {self.craft!r}, share = {self.share}: TRADES needs craft='online', share=1.0")
+            raise ValueError(
+                f"craft and share must be 'online' and 1.0 with attack='trades', got {self.craft!r} and {self.share}"
+            )
         if self.pairing and (self.attack == "trades" or (self.craft, self.share) != ("online", 1.0)):
-            raise ValueError(f"pairing = {self.pairing}: expected 0 unless craft='online', share=1.0 and not TRADES")
+            raise invalid("pairing", "0 with TRADES, and unless craft='online' and share=1.0", self.pairing)
+
+    @property
+    def paired(self) -> bool:
+        """Whether the loss compares each adversarial image with its clean one: TRADES and logit pairing."""
+        return self.attack == "trades" or self.pairing > 0
 
     @property
     def range(self) -> tuple[float, float]:
@@ -92,32 +100,25 @@ class Recipe:
     adversary: Adversary | None = None
 
     def __post_init__(self) -> None:
-        _one_of("optimizer", self.optimizer, ("sgd", "adam"))
-        _one_of("loss", self.loss, ("ce", "soft", "centre"))
+        check_choice("optimizer", self.optimizer, ("sgd", "adam"))
+        check_choice("loss", self.loss, ("ce", "soft", "centre"))
         for name, least in (("steps", 1), ("batch_size", 1), ("accumulate", 1), ("warmup", 0), ("pad", 0), ("seed", 0)):
-            _whole(name, getattr(self, name), least)
-        _one_of("schedule", self.schedule, ("steps", "cosine"))
+            check_count(name, getattr(self, name), least)
+        check_choice("schedule", self.schedule, ("steps", "cosine"))
         if self.schedule == "cosine" and self.milestones:
-            raise ValueError(f"milestones = {self.milestones}: expected none with schedule = 'cosine'")
-        for name in ("label_smoothing", "average"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: expected a number in [0, 1)")
+            raise invalid("milestones", "empty with schedule='cosine'", self.milestones)
+        for name in ("label_smoothing", "average", "momentum"):
+            _check_number(name, getattr(self, name), "a number in [0, 1)", lambda v: 0 <= v < 1)
         for name in ("lr", "weight_decay", "gamma"):
-            value = getattr(self, name)
-            if not 0 <= value < math.inf:
-                raise ValueError(f"{name} = {value}: expected a finite number >= 0")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum = {self.momentum}: expected a number in [0, 1)")
+            _check_number(name, getattr(self, name), "a finite number >= 0", lambda v: 0 <= v < math.inf)
         for milestone in self.milestones:
-            _whole("milestones", milestone, 0)
+            check_count("milestones", milestone, 0)
         if list(self.milestones) != sorted(set(self.milestones)):
-            raise ValueError(f"milestones = {self.milestones}: expected rising steps")
+            raise invalid("milestones", "rising steps", self.milestones)
         if self.decoupled and self.optimizer != "adam":
-            raise ValueError("decoupled = True: expected optimizer = 'adam'")
-        if self.adversary is not None and self.adversary.attack == "trades" and self.loss != "ce":
-            raise ValueError(f"loss = {self.loss!r}: TRADES is defined with 'ce'")
-        if self.loss != "ce" and (self.label_smoothing or (self.adversary is not None and self.adversary.pairing)):
-            raise ValueError(f"loss = {self.loss!r}: label smoothing and pairing are defined with 'ce'")
+            raise invalid("optimizer", "'adam' where decoupled=True", self.optimizer)
+        if self.loss != "ce" and (self.label_smoothing or (self.adversary is not None and self.adversary.paired)):
+            raise invalid("loss", "'ce' with TRADES, logit pairing or label smoothing", self.loss)
 
     def rate(self, step: int) -> float:
         """The learning rate of a step (the first is 0)."""
@@ -151,18 +152,9 @@ class Recipe:
         return cls(**values)
 
 
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name} = {value!r}: expected one of {', '.join(allowed)}")
-
-
-def _whole(name: str, value: Any, least: int) -> None:
-    try:
-        enough = operator.index(value) >= least
-    except TypeError:
-        enough = False
-    if not enough:
-        raise ValueError(f"{name} = {value!r}: expected a whole number, at least {least}")
+def _check_number(name: str, value: Any, expected: str, fits: Callable[[Any], bool]) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not fits(value):
+        raise invalid(name, expected, value)
 
 
 _MNIST = Recipe(steps=20_000, milestones=(10_000, 15_000))
@@ -219,7 +211,7 @@ def network(head: str, data: str, *, C: float = 100.0, num_classes: int = 10, **
     >>> network("mmlda", "cifar10")["depth"]
     32
     """
-    _one_of("head", head, ("mmlda", "softmax"))
+    check_choice("head", head, ("mmlda", "softmax"))
     channels = 3 if data == "cifar10" else 1
     if data == "digits":
         config: dict[str, Any] = {"backbone": "conv_net", "channels": channels}

@@ -7,25 +7,28 @@ tensors that the graph reads and writes.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmlda.attacks.gradient import ascend, random_start
-from mmlda.attacks.memory import keep_memory
+from mmlda._utils.checks import invalid
+from mmlda.attacks import ascend, frozen, input_gradient, keep_memory, kl_divergence, least_likely, score
+from mmlda.attacks.gradient import random_start
 from mmlda.attacks.noise import Noise
 from mmlda.attacks.replay import compile_quietly
 from mmlda.data import ImageData, augment, draw_augmentation
 from mmlda.models import fast_convolutions
 from mmlda.training.recipes import Adversary, Recipe
 
-__all__ = ["Average", "Batches", "Tally", "craft_once", "make_optimizer", "make_step", "set_rate", "share"]
+__all__ = ["Average", "Batches", "Step", "Tally", "craft_once", "make_optimizer", "make_step", "set_rate", "share"]
 
 WARMUP = 3  # real steps, run one by one before the capture, so that cuDNN and the compiler have settled
 
@@ -165,7 +168,7 @@ class Objective(nn.Module):
         self.pairing = adversary.pairing if adversary is not None else 0.0
         self.smoothing = recipe.label_smoothing
         if self.loss != "ce" and not hasattr(model, "features"):
-            raise ValueError(f"loss = {self.loss!r}: expected 'ce' for a model without features(x) and a head")
+            raise invalid("loss", "'ce' for a model without features(x) and a head", self.loss)
 
     def forward(self, x: Tensor, y: Tensor, x_adv: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(mean loss, number right) of the batch.
@@ -194,37 +197,23 @@ class Objective(nn.Module):
 
 def craft(model: nn.Module, x: Tensor, y: Tensor, eps: Tensor, start: Tensor, adversary: Adversary) -> Tensor:
     """Adversarial images of `x` within `eps` [n], from `start`; eval mode, and no gradient for parameters."""
-    training = [module for module in model.modules() if module.training]
-    learned = [p for p in model.parameters() if p.requires_grad]
-    try:
-        for module in training:
-            module.training = False
-        for p in learned:
-            p.requires_grad_(False)
-        with torch.no_grad():
-            clean = model(x).float() if adversary.attack in ("ilcm", "trades") else None  # [n, L]
-        target = y if clean is None else clean.scatter(1, y[:, None], torch.inf).argmin(1)
-
-        def gradient(x_adv: Tensor) -> Tensor:
-            with torch.enable_grad():
-                x_adv = x_adv.detach().requires_grad_(True)
-                logits = model(x_adv).float()
-                if adversary.attack == "trades":
-                    assert clean is not None
-                    loss = F.kl_div(logits.log_softmax(1), clean.log_softmax(1), reduction="sum", log_target=True)
-                elif adversary.attack == "ilcm":
-                    loss = -F.cross_entropy(logits, target, reduction="sum")
-                else:
-                    loss = F.cross_entropy(logits, y, reduction="sum")
-                return torch.autograd.grad(loss, x_adv)[0]
-
-        step = adversary.step if adversary.step is not None else 1 / adversary.steps
+    step = adversary.step if adversary.step is not None else 1 / adversary.steps
+    with frozen(model):
+        loss = _crafting_loss(model, x, y, adversary)
+        gradient = functools.partial(input_gradient, model, loss)
         return ascend(gradient, x, start, eps=eps, step_size=eps * step, steps=adversary.steps)
-    finally:
-        for module in training:
-            module.training = True
-        for p in learned:
-            p.requires_grad_(True)
+
+
+def _crafting_loss(model: nn.Module, x: Tensor, y: Tensor, adversary: Adversary) -> Callable[[Tensor], Tensor]:
+    """What the adversarial images maximise: a function of the logits [n, L] -> [n]."""
+    if adversary.attack not in ("ilcm", "trades"):
+        return lambda z: score("ce", z, y)
+    with torch.no_grad():
+        clean = model(x).float()  # [n, L]
+    if adversary.attack == "trades":
+        return lambda z: kl_divergence(z, clean)
+    target = least_likely(clean, y)
+    return lambda z: score("ce", z, y, target)
 
 
 def begin_attack(
@@ -261,7 +250,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> to
     """The recipe's optimizer, its rate a tensor on CUDA, so that a captured step follows it."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
-        raise ValueError(f"model = {type(model).__name__}: expected a parameter to train, found none")
+        raise ValueError(f"model must have a parameter to train, got {type(model).__name__} without any")
     rate = torch.tensor(recipe.lr, device=device) if device.type == "cuda" else recipe.lr
     if recipe.optimizer == "sgd":
         return torch.optim.SGD(
@@ -282,6 +271,88 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
             group["lr"] = rate
 
 
+class Step:
+    """One training step: called, it launches the next one and never waits for the device.
+
+    `amp` runs the network in bfloat16 where that is safe; the loss is float32 always.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Batches,
+        optimizer: torch.optim.Optimizer,
+        tally: Tally,
+        average: Average | None = None,
+        *,
+        amp: bool = False,
+    ):
+        self.batches, self.optimizer, self.tally, self.average, self.amp = batches, optimizer, tally, average, amp
+        self.recipe, self.adversary = batches.recipe, batches.recipe.adversary
+        self.rank, self.world = share()
+        self.parts = self.world * self.recipe.accumulate
+        if batches.size < self.parts:
+            raise invalid("batch_size", f"at least {self.parts}, one image per part", batches.size)
+        if self.adversary is not None and not round(batches.size // self.parts * self.adversary.share):
+            least = f"enough for one image of a part of {batches.size // self.parts}"
+            raise invalid("share", least, self.adversary.share)
+        self.objective: Callable[..., tuple[Tensor, Tensor]] = Objective(model, self.recipe)
+        self.take, self.attacked = batches.take, model
+        if self.world > 1:
+            devices = [batches.device.index] if batches.device.type == "cuda" else None
+            self.objective = nn.parallel.DistributedDataParallel(self.objective, device_ids=devices)
+
+    def compile(self) -> None:
+        """Compile what runs in a step."""
+        self.batches.for_any_length()
+        self.objective = compile_quietly(self.objective, dynamic=False)
+        self.take = compile_quietly(self.take, dynamic=False)
+        self.attacked = compile_quietly(self.attacked, dynamic=False)
+
+    def __call__(self) -> None:
+        losses, correct, images = [], [], 0
+        for part in range(self.recipe.accumulate):
+            loss, right, n = self._part(part)
+            losses.append(loss * n)
+            correct.append(right)
+            images += n
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.average is not None:
+            self.average.update(self.tally.step)
+        self.tally.add(torch.stack(losses).sum() / images, torch.stack(correct).sum(), images)
+        self.batches.advance()
+
+    def _part(self, part: int) -> tuple[Tensor, Tensor, int]:
+        """Forward and backward of one part of the batch: (mean loss, number right, images)."""
+        x, y, crafted, uniform, rows = self.take(self.rank + self.world * part, self.parts)
+        inputs = self._attacked(x, y, crafted, uniform, rows)
+        held = self.world > 1 and part < self.recipe.accumulate - 1
+        with self.objective.no_sync() if held else nullcontext():  # type: ignore[attr-defined]
+            with self._mixed():
+                loss, right = self.objective(*inputs)
+            (loss * (len(x) * self.world / self.batches.size)).backward()  # parts may differ by an image
+        return loss.detach(), right, len(x)
+
+    def _attacked(
+        self, x: Tensor, y: Tensor, crafted: Tensor | None, uniform: Tensor, rows: Tensor
+    ) -> tuple[Tensor, ...]:
+        """What the objective takes: images and labels, the last of the images attacked, or each beside its attack."""
+        adversary = self.adversary
+        if adversary is None:
+            return x, y
+        n = round(len(x) * adversary.share)
+        if crafted is not None:
+            return torch.cat([x[:-n], crafted[-n:]]), y
+        eps, start = begin_attack(x[-n:], uniform[-n:], rows[-n:], self.tally.step, self.recipe, adversary)
+        with self._mixed():
+            moved = craft(self.attacked, x[-n:], y[-n:], eps, start, adversary)
+        return (x, y, moved) if adversary.paired else (torch.cat([x[:-n], moved]), y)
+
+    def _mixed(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.batches.device.type, torch.bfloat16) if self.amp else nullcontext()
+
+
 def make_step(
     model: nn.Module,
     batches: Batches,
@@ -293,89 +364,38 @@ def make_step(
     deterministic: bool = False,
     amp: bool = False,
 ) -> Callable[[], None]:
-    """A function that launches the next step: on CUDA captured and compiled, unless asked for eager steps.
-
-    `amp` runs the network in bfloat16 where that is safe; the loss is float32 always.
-    """
-    recipe, device = batches.recipe, batches.device
-    rank, world = share()
-    cuda = device.type == "cuda"
+    """A function that launches the next step: on CUDA captured and compiled, unless asked for eager steps."""
+    cuda = batches.device.type == "cuda"
     if not cuda:
         keep_memory()
-    capture = cuda and not eager and world == 1
-    parts = world * recipe.accumulate
-    if batches.size < parts:
-        raise ValueError(f"batch_size = {batches.size}: expected at least {parts}, one image for each part")
-    adversary = recipe.adversary
-    smallest = batches.size // parts  # of the parts
-    if adversary is not None and not round(smallest * adversary.share):
-        raise ValueError(f"share = {adversary.share}: expected one image or more of a part of {smallest}")
-    mixed = (lambda: torch.autocast(device.type, torch.bfloat16)) if amp else nullcontext
+    capture = cuda and not eager and share()[1] == 1
     fast_convolutions(model, capture)
-    objective: Callable[..., tuple[Tensor, Tensor]] = Objective(model, recipe)
-    take, attacked = batches.take, model
-    if world > 1:
-        objective = nn.parallel.DistributedDataParallel(objective, device_ids=[device.index] if cuda else None)
-    elif capture and not deterministic:
-        batches.for_any_length()
-        objective, take, attacked = (compile_quietly(one, dynamic=False) for one in (objective, take, model))
+    step = Step(model, batches, optimizer, tally, average, amp=amp)
+    if capture and not deterministic:
+        step.compile()
 
-    def step() -> None:
-        losses, correct, images = [], [], 0
-        for j in range(recipe.accumulate):
-            x, y, crafted, uniform, rows = take(rank + world * j, parts)
-            x_adv = None
-            if adversary is not None:
-                n = round(len(x) * adversary.share)  # the last n are attacked
-                if crafted is not None:
-                    x = torch.cat([x[:-n], crafted[-n:]])
-                else:
-                    eps, start = begin_attack(x[-n:], uniform[-n:], rows[-n:], tally.step, recipe, adversary)
-                    with mixed():
-                        moved = craft(attacked, x[-n:], y[-n:], eps, start, adversary)
-                    if adversary.attack == "trades" or adversary.pairing:
-                        x_adv = moved
-                    else:
-                        x = torch.cat([x[:-n], moved])
-            held = world > 1 and j < recipe.accumulate - 1
-            with objective.no_sync() if held else nullcontext():  # type: ignore[attr-defined]
-                with mixed():
-                    loss, right = objective(x, y, x_adv) if x_adv is not None else objective(x, y)
-                (loss * (len(x) * world / batches.size)).backward()  # parts may differ by an image
-            losses.append(loss.detach() * len(x))
-            correct.append(right)
-            images += len(x)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        if average is not None:
-            average.update(tally.step)
-        tally.add(torch.stack(losses).sum() / images, torch.stack(correct).sum(), images)
-        batches.advance()
+    def plain() -> None:
+        with _kernels(deterministic, cuda):
+            step()
 
-    if not capture:
+    return _captured(plain, deterministic) if capture else plain
 
-        def plain() -> None:
-            with _kernels(deterministic, cuda):
-                step()
 
-        return plain
-
+def _captured(step: Callable[[], None], deterministic: bool) -> Callable[[], None]:
+    """The step as one CUDA graph, after some steps that run one by one."""
     count, graph = 0, torch.cuda.CUDAGraph()
 
     def launch() -> None:
         nonlocal count
         count += 1
         if count <= WARMUP:
-            with _kernels(deterministic, cuda):
-                step()
+            step()
             return
         if count == WARMUP + 1:
             here = torch.cuda.current_stream()
             stream = None if here == torch.cuda.default_stream() else here  # a capture needs another than the default
-            with (
-                _kernels(deterministic, cuda),
-                torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
-            ):
+            recording = torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local")
+            with _kernels(deterministic, True), recording:
                 step()  # recorded, not run
         graph.replay()
 

@@ -27,14 +27,16 @@ from filelock import FileLock, Timeout
 from torch import nn
 
 from mmlda import data as datasets
+from mmlda._utils.checks import check_count, invalid
 from mmlda._utils.files import write_json, write_whole
 from mmlda._utils.progress import progress
 from mmlda._utils.tensors import packed
-from mmlda.data import ImageData
+from mmlda.data import ImageData, as_images
 from mmlda.evaluation.accuracy import accuracy
 from mmlda.models import build
 from mmlda.results import device_name, versions
-from mmlda.training.loop import Options, Run, difference, interruptible, sitting
+from mmlda.training.folder import Run, difference
+from mmlda.training.loop import Options, interruptible, training_steps
 from mmlda.training.recipes import Recipe, network
 
 __all__ = ["Job", "JobsFailed", "cross_validate", "fit_many", "sweep"]
@@ -42,28 +44,30 @@ __all__ = ["Job", "JobsFailed", "cross_validate", "fit_many", "sweep"]
 
 def fit_many(
     models: Sequence[nn.Module],
-    data: ImageData | Sequence[ImageData],
+    data: Any,
     recipes: Recipe | Sequence[Recipe],
     *,
     out: Sequence[str | Path | None] | None = None,
     device: torch.device | str | None = None,
+    eager: bool = False,
+    deterministic: bool = False,
+    amp: bool | None = None,
     show: bool = True,
-    **options: Any,
 ) -> list[Run]:
     """Train several networks on one GPU at the same time: a stream and a graph each, one launch in turn.
 
     A network of this size leaves most of a large GPU idle; several at once fill it. Data and recipe are one for
-    all or one each. On the CPU the networks take turns too, and each comes out as `fit` would have made it. Where one
-    fails (diverges, say) the others are trained to their end, and then its error is raised.
+    all, or a list with one per network. On the CPU the networks take turns too, and each comes out as `fit` would
+    have made it. Where one fails (diverges, say) the others are trained to their end, and then its error is raised.
     """
     n = len(models)
-    sets = [data] * n if isinstance(data, ImageData) else list(data)
+    sets = [as_images(one) for one in data] if isinstance(data, list) else [as_images(data)] * n
     values = [recipes] * n if isinstance(recipes, Recipe) else list(recipes)
     outs = [None] * n if out is None else [None if o is None else Path(o) for o in out]
     for name, given in (("data", sets), ("recipes", values), ("out", outs)):
         if len(given) != n:
-            raise ValueError(f"{name} has {len(given)} entries: expected one for each of the {n} models")
-    settings = Options(device=device, **options)
+            raise ValueError(f"{name} must have one entry per model, {n}, got {len(given)}")
+    settings = Options(device=device, eager=eager, deterministic=deterministic, amp=amp)
     if not n:
         return []
     cuda = torch.device(device).type == "cuda" if device is not None else next(models[0].parameters()).is_cuda
@@ -101,8 +105,8 @@ def _together(
             torch.manual_seed(run.recipe.seed)
             generators.append(torch.get_rng_state())
         streams = [torch.cuda.Stream() if cuda else None for _ in runs]
-        sittings = (sitting(run, s, options, report=tell, stopped=stopped) for run, s in zip(runs, sets))
-        turns = dict(enumerate(sittings))
+        loops = (training_steps(run, s, options, report=tell, stopped=stopped) for run, s in zip(runs, sets))
+        turns = dict(enumerate(loops))
         if cuda:
             torch.cuda.synchronize()  # what the streams read has arrived
         while turns:
@@ -154,12 +158,12 @@ class Job:
     def __post_init__(self) -> None:
         object.__setattr__(self, "part", _tuples(self.part))  # lists, as JSON writes them, can't be looked up
         if not re.fullmatch(r"[\w.=+-]+", self.name):
-            raise ValueError(f"name = {self.name!r}: expected letters, digits and . _ = + - only, as it names files")
+            raise invalid("name", "letters, digits and . _ = + - only, as it names files", self.name)
         if not isinstance(self.data, str) and (self.part is None or self.part[0] == "biased"):
-            raise ValueError(f"part = {self.part!r}: expected a fold or a holdout of a training set that stands alone")
+            raise invalid("part", "a fold or a holdout where data is a training set without a test set", self.part)
         kinds = {"fold": 4, "holdout": 3, "biased": 3}
         if self.part is not None and kinds.get(self.part[0]) != len(self.part):
-            raise ValueError(f"part = {self.part!r}: expected None or one of {kinds}, with that many entries")
+            raise invalid("part", f"None or one of {kinds}, with that many entries", self.part)
 
     def sets(self) -> tuple[ImageData, ImageData]:
         """What to train on, and what to measure on."""
@@ -257,6 +261,8 @@ def _finished(job: Job, folder: Path) -> dict[str, Any] | None:
         warnings.warn(f"result refused: {path}: {error}; doing the job again", stacklevel=2)
         return None
     for key, value in _about(job).items():
+        if key == "recipe" and isinstance(record.get(key), dict):  # fields added since have their defaults
+            record[key] = json.loads(json.dumps(dataclasses.asdict(Recipe.from_dict(record[key]))))
         if record.get(key) != value:
             what = difference(key, record.get(key), value)
             raise ValueError(f"{path} is the result of another job: {what}; choose another folder or name")
@@ -309,9 +315,8 @@ def sweep(
     """
     folder, jobs = Path(out), list(jobs)
     if len({job.name for job in jobs}) != len(jobs):
-        raise ValueError("jobs have the same name twice: expected a name of its own for each")
-    if at_once < 1:
-        raise ValueError(f"at_once = {at_once}: expected at least 1")
+        raise ValueError("jobs must have different names, got the same name twice")
+    check_count("at_once", at_once, 1)
     records = {job.name: record for job in jobs if (record := _finished(job, folder)) is not None}
     failed: list[str] = []
     missing = [job for job in jobs if job.name not in records]
@@ -347,7 +352,7 @@ def _on_ray(jobs: list[Job], device: str, address: str) -> Iterable[dict[str, An
     try:
         import ray
     except ImportError:
-        raise ValueError("ray was asked for: expected the extra, pip install 'mmlda[ray]'") from None
+        raise ValueError("ray needs the extra: pip install 'mmlda[ray]'") from None
     with ExitStack() as stack:
         if not ray.is_initialized():
             ray.init(address=None if address == "local" else address, log_to_driver=False, include_dashboard=False)
@@ -380,7 +385,7 @@ def fold_jobs(
 
 
 def cross_validate(
-    data: str | ImageData,
+    data: Any,
     recipe: Recipe,
     C: Iterable[float],
     folds: int = 5,
@@ -388,18 +393,23 @@ def cross_validate(
     model: dict[str, Any] | None = None,
     out: str | Path | None = None,
     root: str | None = None,
-    **where: Any,
+    device: str = "cpu",
+    at_once: int = 1,
+    ray: str | None = None,
+    show: bool = True,
 ) -> list[dict[str, Any]]:
     """Error against C on held-out folds of the training set (Fig. 5): one entry for each C, with its folds.
 
+    Errors are shares of the held-out images.
+
     Args:
-        data: a name or folder for `mmlda.data.load`, or a training set.
+        data: a name or folder for `mmlda.data.load`, or a training set: an `ImageData`, a pair (x, y), a `Dataset`.
         model: a config for `mmlda.models.build`; by default the paper's network for images of this size.
         out: folder of the sweep, which makes it resumable; without it everything is done in one go.
-        where: passed on to `sweep`: device, at_once, ray, show.
+        device, at_once, ray, show: see `sweep`.
     """
-    if folds < 2:
-        raise ValueError(f"folds = {folds}: expected at least 2")
+    check_count("folds", folds, 2)
+    data = data if isinstance(data, str) else as_images(data)
     if model is None:
         train = datasets.load(data, root)[0] if isinstance(data, str) else data
         size = {"channels": train.shape[0], "num_classes": train.num_classes}
@@ -408,10 +418,10 @@ def cross_validate(
     jobs = fold_jobs(data, recipe, C, folds, model=model, root=root)
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory()) if out is None else out
-        records = iter(sweep(jobs, folder, **where))
+        records = iter(sweep(jobs, folder, device=device, at_once=at_once, ray=ray, show=show))
     table = []
     for c in C:
-        errors = [100 * (1 - next(records)["accuracy"]) for _ in range(folds)]
+        errors = [1 - next(records)["accuracy"] for _ in range(folds)]
         table.append({"C": c, "log10_C": math.log10(c), "errors": errors, "mean": statistics.mean(errors),
                       "std": statistics.stdev(errors), "folds": folds, "steps": recipe.steps})  # fmt: skip
     return table

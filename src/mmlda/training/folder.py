@@ -1,0 +1,203 @@
+"""The folder of a training run: its description, log, checkpoints and finished network.
+
+A folder holds run.json (recipe, network, data, versions), metrics.jsonl, the two newest checkpoints and, once the run
+has finished, model.safetensors. It belongs to one run: another description is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from filelock import FileLock, Timeout
+from torch import Tensor, nn
+
+from mmlda._utils.files import write_json, write_whole
+from mmlda.data import ImageData
+from mmlda.results import device_name, versions
+from mmlda.training import checkpoints
+from mmlda.training.recipes import Recipe
+from mmlda.training.step import Average, share
+
+__all__ = ["Run", "describe", "difference", "event_writer", "lock", "log", "open_run", "reload", "resume", "save"]
+
+
+@dataclass
+class Run:
+    """What a training run did. `history` has one entry a log line, as `metrics.jsonl` does."""
+
+    model: nn.Module
+    recipe: Recipe
+    out: Path | None = None
+    step: int = 0
+    loss: float = math.nan  # mean since the log line before
+    accuracy: float = math.nan  # on the training batches since the log line before
+    seconds: float = 0.0  # in the loop, over all sittings
+    history: list[dict[str, float]] = field(default_factory=list)
+
+
+def describe(model: nn.Module, data: ImageData, recipe: Recipe) -> dict[str, Any]:
+    """What decides a run's result but for the weights it starts from, as JSON: a folder is for one such description."""
+    try:
+        config = model.config
+    except (AttributeError, ValueError):
+        config = None  # a backbone of the user's own
+    value = {
+        "recipe": dataclasses.asdict(recipe),
+        "model": config,
+        "data": {"name": data.name, "images": len(data), "sha256": data.digest()},
+        "processes": share()[1],
+    }
+    return json.loads(json.dumps(value))  # tuples as lists, as they come back from the file
+
+
+def lock(out: Path) -> FileLock:
+    """Keep the folder to this process for as long as it trains there; a kill gives it back."""
+    out.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(out / f".lock-{share()[0]}")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ValueError(f"out must be a folder in which no other process trains, got {str(out)!r}") from None
+    if share()[0] == 0:  # the one process that writes here: no other knows which files are still being written
+        for stray in out.glob(".*.tmp"):  # of a process that was killed
+            stray.unlink(missing_ok=True)
+    return lock
+
+
+def open_run(run: Run, data: ImageData, device: torch.device, *, amp: bool) -> None:
+    """Write run.json, or check that the one there describes this very run."""
+    assert run.out is not None
+    path, about = run.out / "run.json", describe(run.model, data, run.recipe) | {"amp": amp}
+    if path.is_file():
+        there = {"amp": about["amp"], **checkpoints.read_about(run.out)}  # older ones do not say
+        for part, value in about.items():
+            if part == "recipe" and isinstance(there.get(part), dict):  # fields added since have their defaults
+                there[part] = json.loads(json.dumps(dataclasses.asdict(Recipe.from_dict(there[part]))))
+            if there.get(part) != value:
+                what = difference(part, there.get(part), value)
+                raise ValueError(f"out must be a folder without another run, got {str(run.out)!r}: {what}")
+    elif share()[0] == 0:
+        write_json(path, {**about, "versions": {**versions(), "device": device_name(device)}})
+    if share()[1] > 1:
+        dist.barrier()
+
+
+def difference(part: str, there: Any, asked: Any) -> str:
+    """In words, where what was asked for is not what is there."""
+    if isinstance(there, dict) and isinstance(asked, dict):
+        for key in sorted({*there, *asked}):
+            if there.get(key) != asked.get(key):
+                return f"{part}.{key} is {there.get(key)!r} there, and {asked.get(key)!r} was asked for"
+    return f"{part} is {there!r} there, and {asked!r} was asked for"
+
+
+def _state(run: Run, optimizer: torch.optim.Optimizer, average: Average | None) -> dict[str, Tensor]:
+    """Everything needed to go on, as named tensors: weights, their average, the moments, the global generators."""
+    tensors = {f"model.{name}": tensor for name, tensor in run.model.state_dict().items()}
+    if average is not None:
+        tensors |= {f"average.{name}": tensor for name, tensor in average.tensors.items()}
+    for number, moments in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{number}.{name}": torch.as_tensor(value) for name, value in moments.items()
+                    if value is not None}  # fmt: skip
+    tensors["generator.cpu"] = torch.get_rng_state()
+    if torch.cuda.is_available():
+        tensors["generator.cuda"] = torch.cuda.get_rng_state()
+    return tensors
+
+
+def save(run: Run, optimizer: torch.optim.Optimizer, average: Average | None) -> None:
+    assert run.out is not None
+    if share()[0] == 0:
+        record = {"seconds": run.seconds, "loss": run.loss, "accuracy": run.accuracy}
+        checkpoints.save(run.out, run.step, _state(run, optimizer, average), record)
+    if share()[1] > 1:
+        dist.barrier()
+
+
+def resume(run: Run, optimizer: torch.optim.Optimizer, average: Average | None) -> None:
+    """Bring network, optimizer, generators and metrics back to the newest checkpoint, if there is one."""
+    assert run.out is not None
+    found = checkpoints.newest(run.out)
+    metrics = run.out / "metrics.jsonl"
+    text = metrics.read_text(errors="replace") if metrics.is_file() else ""
+    if found is not None:
+        tensors, record = found
+        run.step, run.seconds = record["step"], record["seconds"]
+        run.loss, run.accuracy = record["loss"], record["accuracy"]
+        run.model.load_state_dict(_under("model.", tensors))
+        if average is not None:
+            average.load(_under("average.", tensors))
+        state: dict[int, dict[str, Tensor]] = {}
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        for name, tensor in _under("optimizer.", tensors).items():
+            number, moment = name.split(".", 1)
+            like = parameters[int(number)]
+            if tensor.shape == like.shape:  # the fused kernels take for granted that moments lie as parameters do
+                tensor = torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
+            state.setdefault(int(number), {})[moment] = tensor
+        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+        torch.set_rng_state(tensors["generator.cpu"])
+        if "generator.cuda" in tensors and torch.cuda.is_available():
+            torch.cuda.set_rng_state(tensors["generator.cuda"])
+    run.history = [entry for entry in _entries(text) if entry["step"] <= run.step]
+    kept = "".join(json.dumps(entry) + "\n" for entry in run.history)
+    if share()[0] == 0 and kept != text:  # steps that will be done again, or a line without its end
+        write_whole(metrics, kept.encode())
+
+
+def _entries(text: str) -> list[dict[str, float]]:
+    """The lines of a metrics.jsonl, without the half of one that a kill can leave."""
+    entries = []
+    for line in text.splitlines():
+        with suppress(ValueError):
+            entry = json.loads(line)
+            if isinstance(entry, dict) and isinstance(entry.get("step"), int):
+                entries.append(entry)
+    return entries
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def reload(run: Run, weights: dict[str, Tensor]) -> None:
+    """The network of a run that is finished already."""
+    assert run.out is not None
+    run.model.load_state_dict(weights)
+    run.model.eval()
+    run.step, metrics = run.recipe.steps, run.out / "metrics.jsonl"
+    run.history = _entries(metrics.read_text(errors="replace")) if metrics.is_file() else []
+    if run.history:
+        run.loss, run.accuracy, run.seconds = (run.history[-1][name] for name in ("loss", "accuracy", "seconds"))
+
+
+def log(run: Run, entry: dict[str, float], writer: Any) -> None:
+    if share()[0] != 0:
+        return
+    if run.out is not None:
+        with open(run.out / "metrics.jsonl", "a") as file:
+            file.write(json.dumps(entry) + "\n")
+    if writer is not None:
+        for name in ("loss", "accuracy", "lr", "steps_per_second"):
+            writer.add_scalar(name, entry[name], int(entry["step"]))
+        writer.flush()
+
+
+def event_writer(out: Path | None) -> Any:
+    if out is None:
+        raise ValueError("out must be a folder where tensorboard=True, got None")
+    if share()[0] != 0:
+        return None
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ValueError("tensorboard=True needs the extra: pip install 'mmlda[tensorboard]'") from None
+    return SummaryWriter(str(out))

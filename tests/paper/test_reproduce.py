@@ -1,0 +1,150 @@
+"""Running parts of the paper: which, where, and after an interruption."""
+
+import itertools
+import json
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+import mmlda
+from mmlda import paper
+from mmlda.models import build
+from mmlda.paper import Setup
+from mmlda.paper.rows import MMLDA, SR
+from mmlda.results import load_all
+from mmlda.training import sweeps
+
+
+def test_all_is_every_part_once_and_a_wrong_name_is_refused(tmp_path, monkeypatch):
+    setup, ran = Setup(out=tmp_path, show=False), []
+
+    def fake(step):
+        def run(setup):
+            ran.append(step.__name__)
+            return []
+
+        run.__name__ = step.__name__
+        return run
+
+    same = {step: fake(step) for steps in paper.PARTS.values() for step in steps}
+    parts = {name: tuple(same[step] for step in steps) for name, steps in paper.PARTS.items()}
+    monkeypatch.setattr(paper, "PARTS", parts)
+    paper.reproduce("table2", setup)
+    assert ran == ["table2", "robust", "_all_audits"]
+    ran.clear()
+    paper.reproduce("all", setup)
+    assert len(ran) == len(set(ran)) == 14 and not {"suspects", "hardened"} & set(ran)
+    with pytest.raises(ValueError, match="table9"):
+        paper.reproduce("table9", setup)
+
+
+def test_the_time_of_each_part_is_added_up(tmp_path, monkeypatch):
+    setup, clock = Setup(out=tmp_path, show=False), itertools.count()
+
+    def quick(setup):
+        return []
+
+    def broken(setup):
+        raise RuntimeError("stopped")
+
+    monkeypatch.setattr(paper, "PARTS", {"theory": (quick, broken)})
+    monkeypatch.setattr("mmlda.paper.time.perf_counter", lambda: float(next(clock)))  # a second each time
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="stopped"):
+            paper.reproduce("theory", setup)
+    (seconds,) = paper.times(setup).values()
+    assert seconds == {"quick": 2.0, "broken": 2.0}
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"data": "imagenet"}, "data must be one of .*, got 'imagenet'"),
+        ({"n": 0}, "n must be at least 1, got 0"),
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"tuning": 0}, "tuning must be at least 1, got 0"),
+        ({"seeds": ()}, "seeds must be different"),
+        ({"seeds": (1, 1)}, "seeds must be different"),
+        ({"shipped": True}, "shipped must be False"),
+        ({"data": "mnist", "shipped": True, "steps": 9}, "shipped must be False"),
+    ],
+)
+def test_a_setup_that_makes_no_sense_is_refused(change, words):
+    with pytest.raises(ValueError, match=words):
+        Setup(**change)
+
+
+def test_shipped_networks_are_used_as_they_are(tmp_path, monkeypatch):
+    """With a dataset in MNIST's place, since the real one may not be here."""
+    x = torch.randint(0, 256, (40, 1, 28, 28), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    fake = mmlda.data.ImageData(x, torch.arange(40) % 10, tuple(map(str, range(10))), "mnist")
+    monkeypatch.setattr("mmlda.paper.setup._sets", lambda data, root: (fake, fake))
+    setup = Setup(data="mnist", out=tmp_path, shipped=True, n=4, show=False)
+    sr, ours = (r for r in paper.table1(setup) if r.kind == "table1")
+    assert SR.has(sr) and MMLDA.has(ours)
+    assert (sr.paper, sr.network, sr.train_steps) == (0.0038, "mnist-sr", 20_000)
+    assert not (tmp_path / "networks").exists()
+    assert build(mmlda.zoo.about("mnist-sr")["model"]).config  # what verification builds
+
+
+def start(name, out, *options, **pipes):
+    command = [sys.executable, "-m", "mmlda", "reproduce", name, "--out", str(out), *options]
+    return subprocess.Popen(command, text=True, **pipes)
+
+
+SILENT = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+
+
+@pytest.mark.long
+def test_a_killed_reproduction_goes_on_job_by_job(tmp_path):
+    """Killed while it trains, while it attacks and while it fine-tunes; the end is that of a run that was not."""
+    small = ("--steps", "60", "--n", "16")
+    assert start("table2", tmp_path / "whole", *small, **SILENT).wait(timeout=300) == 0
+    out, kills = tmp_path / "killed", 0
+    moments = (("networks/runs/*/run.json", 1), ("table2-*.json", 2), ("table2-*.json", 9), ("networks/*sat*", 2))
+    for pattern, count in moments:
+        with start("table2", out, *small, **SILENT) as process:
+            while process.poll() is None and len(list(out.glob(pattern))) < count:
+                time.sleep(0.01)
+            kills += process.poll() is None
+            process.kill()
+    assert kills >= 3
+    stamps = {path: path.stat().st_mtime_ns for path in out.glob("networks/*.safetensors")}
+    assert start("table2", out, *small, **SILENT).wait(timeout=300) == 0
+    assert stamps and all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())  # not trained again
+    whole, killed = ({r.name: r for r in load_all(folder)} for folder in (tmp_path / "whole", out))
+    assert whole.keys() == killed.keys()
+    for name, result in whole.items():
+        assert (result.value, result.numbers) == (killed[name].value, killed[name].numbers), name
+
+
+@pytest.mark.long
+def test_two_processes_in_one_folder_share_the_work(tmp_path):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    both = [start("table1", tmp_path, "--steps", "150", "--json", **pipes) for _ in range(2)]
+    answers = [process.communicate(timeout=300) for process in both]
+    assert [process.returncode for process in both] == [0, 0], [err for _, err in answers]
+    values = [{r["name"]: r["value"] for r in json.loads(out)} for out, _ in answers]
+    assert values[0] == values[1]
+
+
+def test_a_job_in_hand_is_waited_for(tmp_path, capsys):
+    """And taken as the other process leaves it."""
+    held = sweeps.in_hand(tmp_path, "job")
+    taken = threading.Event()
+
+    def other():
+        sweeps.in_hand(tmp_path, "job").release()
+        taken.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert not taken.wait(0.5)
+    held.release()
+    assert taken.wait(30)
+    thread.join()
+    assert "job: waiting for another process" in capsys.readouterr().err
