@@ -64,7 +64,7 @@ def test_efficiency_agrees_with_mpmath(delta, zeta):
 @pytest.mark.long
 def test_efficiency_agrees_with_mpmath_on_random_points():
     rng = np.random.default_rng(0)
-    for _ in range(150):
+    for _ in range(40):
         delta, zeta = 10 * rng.random() ** 2 + 1e-9, rng.uniform(-5, 5)
         p = [1, 2, 64, 10**6, math.inf][rng.integers(5)]
         expected = _efficiency_by_mpmath(zeta, delta, p)

@@ -64,10 +64,10 @@ def test_gram_matrix_of_the_optimum(L, extra):
 
 
 @pytest.mark.long
-def test_gram_matrix_for_every_number_of_classes():
+def test_gram_matrix_for_many_numbers_of_classes():
     # Rows below the diagonal are equal, so entry (i, j > i) of the Gram matrix is that of (i, i + 1): its diagonal and
     # the one beside it are all of it.
-    for L in range(2, 2001):
+    for L in (*range(2, 100), *range(100, 2001, 19)):
         mu = generate_opt_means(100.0, L - 1, L)
         assert torch.equal(mu.tril(-1), mu[-1].expand(L, -1).tril(-1))
         assert ((mu * mu).sum(1) - 100.0).abs().max() < 1e-10
@@ -158,17 +158,16 @@ def test_tammes(L):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_harder_known_optima(seed):
+def test_harder_known_optima():
     for L, p, cosine in [(24, 4, 0.5), (120, 4, math.cos(math.radians(36))), (240, 8, 0.5)]:
-        assert max_cosine(separated_means(L, p, seed=seed)) == pytest.approx(cosine, abs=1e-8)
+        assert max_cosine(separated_means(L, p)) == pytest.approx(cosine, abs=1e-8)
     for L, degrees in TAMMES.items():
-        reached = max_cosine(separated_means(L, 3, seed=seed))
+        reached = max_cosine(separated_means(L, 3))
         assert reached == pytest.approx(math.cos(math.radians(degrees)), abs=1e-8)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("L", "p", "good"), [(100, 20, 0.1525), (100, 32, 0.0775), (200, 64, 0.0535)])
+@pytest.mark.parametrize(("L", "p", "good"), [(100, 20, 0.1525), (100, 32, 0.0775)])
 def test_larger_sizes_stay_between_the_bound_and_what_was_reached(L, p, good):
     assert cosine_bound(L, p) <= max_cosine(separated_means(L, p)) <= good
 
