@@ -2,7 +2,6 @@
 
 import ast
 import contextlib
-import importlib.util
 import io
 import re
 import shlex
@@ -260,47 +259,3 @@ def test_every_part_of_the_paper_is_described():
 
     text = (DOCS / "how-to" / "reproduce-the-paper.md").read_text()
     assert set(re.findall(r"^\| `(\w+)` \|", text, re.M)) == {*PARTS, "all"}
-
-
-# ---------------------------------------------------------------------------------------------------- reference
-
-
-@pytest.fixture(scope="module")
-def maker():
-    spec = importlib.util.spec_from_file_location("make_reference", ROOT / "tools" / "make_reference.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_reference_is_up_to_date(maker):
-    assert (DOCS / "reference.md").read_text() == maker.page(), "run python tools/make_reference.py"
-
-
-def test_the_reference_has_every_public_name(maker):
-    import mmlda
-
-    text = maker.page()
-    assert text == maker.page() and " at 0x" not in text
-    for name in set(mmlda.__all__) - {"__version__"}:
-        assert re.search(rf"^###+ `mmlda\.{name}`$", text, re.M), name
-    for name in mmlda.attacks.__all__:
-        assert f"#### `mmlda.attacks.{name}`" in text
-
-
-def test_a_docstring_becomes_markdown(maker):
-    def function(a: int, *, b: str = "x") -> None:
-        """Does it.
-
-        Args:
-            a: a number, which
-                goes on.
-            b: a word.
-
-        >>> 1 + 1
-        2
-        """
-
-    assert maker.text(function) == ("Does it.\n\n\n- `a`: a number, which\n  goes on.\n- `b`: a word.\n\n\n```pycon\n"
-                                    ">>> 1 + 1\n2\n```")  # fmt: skip
-    assert maker.call("function", function) == "function(a: int, *, b: str = 'x')"
