@@ -80,7 +80,8 @@ def test_the_summary_is_what_the_attack_did(model, digits, tmp_path):
     assert numbers["success_rate"] == pytest.approx(1 - summary.value / numbers["clean_accuracy"])
     assert summary.interval[0] < summary.value < summary.interval[1]
     assert Result.load(tmp_path / "result.json") == summary
-    assert summary.attack_settings["eps"] == summary.eps == 0.06 and summary.attack == "PGD" and summary.versions["torch"]
+    assert summary.attack_settings["eps"] == summary.eps == 0.06
+    assert summary.attack == "PGD" and summary.versions["torch"]
     kept = load(summary.read_outcomes(tmp_path))
     assert float(((kept["clean"] == y) & ~kept["success"]).double().mean()) == pytest.approx(summary.value)
     torch.testing.assert_close(kept["l2"].float(), whole.l2, rtol=0.02, atol=0.01)

@@ -37,8 +37,16 @@ def save(folder, kind, value, *, data, row, n=1000, seed=0, attack="", eps=None,
     fields["cell"] = {**fields["cell"], **cell}
     if kind not in ("table3", "latent"):
         fields |= {"unit": "share", "interval": wilson(round(value * n), n)}
-    words = [kind, data, row.label(data, **{key: (more or {})[key] for key in ("recipe_settings",) if key in (more or {})})]
-    words = [*words, attack, "" if eps is None else f"{eps:g}", target, *map(str, cell.values()), str(seed)]
+    words = [
+        kind,
+        data,
+        row.label(data),
+        attack,
+        "" if eps is None else f"{eps:g}",
+        target,
+        *map(str, cell.values()),
+        str(seed),
+    ]
     name = "-".join(re.sub(r"[^\w.+-]", "", word) for word in words if word)
     made = Result(name=name, kind=kind, what=f"a {kind}", value=value, paper=paper, **fields, **(more or {}))
     return made.save(folder)
