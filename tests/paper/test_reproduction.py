@@ -40,9 +40,13 @@ def save(folder, kind, value, *, data, row, n=1000, seed=0, attack="", eps=None,
     words = [
         kind,
         data,
-        row.label(data, **{key: (more or {})[key] for key in ("recipe_settings",) if key in (more or {})}),
+        row.label(data),
+        attack,
+        "" if eps is None else f"{eps:g}",
+        target,
+        *map(str, cell.values()),
+        str(seed),
     ]
-    words = [*words, attack, "" if eps is None else f"{eps:g}", target, *map(str, cell.values()), str(seed)]
     name = "-".join(re.sub(r"[^\w.+-]", "", word) for word in words if word)
     made = Result(name=name, kind=kind, what=f"a {kind}", value=value, paper=paper, **fields, **(more or {}))
     return made.save(folder)
