@@ -1,7 +1,9 @@
-"""The paper's recipes, their rates, and what a recipe refuses."""
+"""The paper's recipes, their learning rates, and the values a recipe refuses."""
 
 import dataclasses
 import json
+import math
+import re
 
 import numpy as np
 import pytest
@@ -16,19 +18,19 @@ from mmlda.training.recipes import RECIPES, Adversary, Recipe, hat, sat
      {"momentum": -0.1},
      {"momentum": float("nan")}, {"milestones": (-1,)}, {"milestones": (1.5,)}],
 )  # fmt: skip
-def test_what_is_no_number_of_its_kind_is_named(change):
+def test_numbers_out_of_range_are_refused(change):
     ((name, value),) = change.items()
     wrong = value[0] if isinstance(value, tuple) else value
-    with pytest.raises(ValueError, match=f"^{name} = {wrong!r}: expected"):
+    with pytest.raises(ValueError, match=rf"^{name} must be .*, got {re.escape(repr(wrong))}$"):
         Recipe(**{"steps": 10, **change})
 
 
-def test_steps_of_an_adversary_are_whole():
-    with pytest.raises(ValueError, match=r"steps = 2\.5: expected a whole number, at least 1"):
+def test_the_steps_of_an_adversary_are_an_integer():
+    with pytest.raises(ValueError, match=r"steps must be an integer >= 1, got 2\.5"):
         Adversary(attack="pgd", eps=0.1, steps=2.5)
 
 
-def test_the_ends_of_the_ranges_are_taken():
+def test_the_ends_of_the_ranges_are_accepted():
     recipe = Recipe(steps=np.int64(1), batch_size=1, momentum=0, milestones=(0,), warmup=0, pad=0)
     assert recipe.rate(0) == pytest.approx(recipe.lr * recipe.gamma)
 
@@ -39,7 +41,7 @@ def test_the_ends_of_the_ranges_are_taken():
      ({"milestones": (5, 5)}, "milestones"), ({"loss": "hinge"}, "loss"), ({"batch_size": 0}, "batch_size"),
      ({"decoupled": True}, "decoupled")],
 )  # fmt: skip
-def test_bad_recipes_are_named(change, word):
+def test_bad_recipes_are_refused(change, word):
     with pytest.raises(ValueError, match=word):
         Recipe(**{"steps": 10, **change})
 
@@ -51,7 +53,7 @@ def test_bad_recipes_are_named(change, word):
      ({"attack": "trades"}, "share"), ({"eps": (0.1,)}, "eps"), ({"step": -1.0}, "step"),
      ({"beta": float("nan")}, "beta")],
 )  # fmt: skip
-def test_bad_adversaries_are_named(change, word):
+def test_bad_adversaries_are_refused(change, word):
     with pytest.raises(ValueError, match=word):
         Adversary(**{"attack": "pgd", "eps": 0.1, **change})
 
@@ -74,3 +76,57 @@ def test_rates_follow_the_schedule():
     recipe = Recipe(steps=100, lr=0.1, milestones=(50, 80), warmup=10)
     assert [round(recipe.rate(s), 6) for s in (0, 4, 10, 49, 50, 79, 80)] == [0.01, 0.05, 0.1, 0.1, 0.01, 0.01, 0.001]
     assert recipe.scaled(10).milestones == (5, 8)
+
+
+def test_the_cosine_schedule_falls_from_the_rate_to_zero():
+    recipe = Recipe(steps=100, lr=0.2, schedule="cosine")
+    assert recipe.rate(0) == 0.2 and recipe.rate(50) == pytest.approx(0.1)
+    assert recipe.rate(25) == pytest.approx(0.1 * (1 + math.sqrt(0.5)))
+    assert recipe.rate(99) == pytest.approx(0.2 * math.sin(math.pi / 200) ** 2)
+    assert dataclasses.replace(recipe, warmup=10).rate(4) == pytest.approx(recipe.rate(4) / 2)
+    short = recipe.scaled(10)
+    assert (short.steps, short.schedule) == (10, "cosine") and short.rate(5) == pytest.approx(0.1)
+
+
+def test_scaling_the_steps_scales_warmup_and_ramp():
+    adversary = Adversary(attack="pgd", eps=0.1, ramp=50)
+    scaled = Recipe(steps=100, warmup=20, adversary=adversary).scaled(10)
+    assert (scaled.warmup, scaled.adversary.ramp) == (2, 5)
+
+
+PGD = {"attack": "pgd", "eps": 0.1, "share": 1.0}
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: Adversary(**{**PGD, "attack": "trades"}, pairing=1.0), "pairing must be 0 with TRADES.*, got 1.0"),
+        (lambda: Adversary(**{**PGD, "share": 0.5}, pairing=1.0), "pairing must be .*share=1.0, got 1.0"),
+        (lambda: Adversary(**PGD, craft="once", pairing=1.0), "pairing must be .*craft='online'.*, got 1.0"),
+        (lambda: Adversary(**PGD, pairing=-1.0), "pairing must be a finite number >= 0, got -1.0"),
+        (lambda: Adversary(**PGD, ramp=1.5), "ramp must be an integer >= 0, got 1.5"),
+        (lambda: Adversary(**PGD, craft="once", ramp=5), "ramp must be 0 with craft='once', got 5"),
+        (lambda: Recipe(steps=9, schedule="linear"), "schedule must be one of steps, cosine, got 'linear'"),
+        (
+            lambda: Recipe(steps=9, schedule="cosine", milestones=(5,)),
+            "milestones must be empty with schedule='cosine'",
+        ),
+        (lambda: Recipe(steps=9, average=1.0), r"average must be a number in \[0, 1\), got 1.0"),
+        (lambda: Recipe(steps=9, average=-0.1), r"average must be a number in \[0, 1\), got -0.1"),
+        (lambda: Recipe(steps=9, label_smoothing=1.0), r"label_smoothing must be a number in \[0, 1\), got 1.0"),
+        (lambda: Recipe(steps=9, loss="soft", label_smoothing=0.1), "loss must be 'ce' with .*, got 'soft'"),
+        (
+            lambda: Recipe(steps=9, loss="centre", adversary=Adversary(**PGD, pairing=0.5)),
+            "loss must be 'ce' with TRADES, logit pairing or label smoothing, got 'centre'",
+        ),
+    ],
+)
+def test_options_that_exclude_each_other_are_refused(make, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        make()
+
+
+def test_recipes_with_every_option_survive_json():
+    adversary = Adversary(attack="pgd", eps=(0.1, 0.2), share=1.0, pairing=0.5, ramp=10)
+    recipe = Recipe(steps=9, schedule="cosine", label_smoothing=0.1, average=0.99, adversary=adversary)
+    assert Recipe.from_dict(json.loads(json.dumps(dataclasses.asdict(recipe)))) == recipe

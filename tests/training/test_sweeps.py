@@ -2,13 +2,12 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
-import textwrap
+import statistics
 
 import pytest
 import torch
 from safetensors.torch import load as load_bytes
+from training_cases import SMALL, interrupt_at, same
 
 import mmlda
 from mmlda.models import build
@@ -16,18 +15,11 @@ from mmlda.training import Diverged, checkpoints, fit, sweeps
 from mmlda.training.recipes import RECIPES, Recipe
 from mmlda.training.sweeps import Job, JobsFailed, cross_validate, fit_many, sweep
 
-SMALL = {"backbone": "conv_net", "width": 4, "head": "mmlda", "dim": 12}
 QUICK = Recipe(steps=20, optimizer="adam", lr=3e-3, batch_size=32)
 
 
-@pytest.fixture(scope="module")
-def digits():
-    return mmlda.data.load("digits")
-
-
-def same(a, b):
-    a, b = (m.state_dict() for m in (a, b))
-    return all(torch.equal(a[name].cpu(), b[name].cpu()) for name in a)
+def alike(a, b):
+    return same(a.state_dict(), b.state_dict())
 
 
 def test_fit_many_is_fit_for_each(digits):
@@ -37,8 +29,8 @@ def test_fit_many_is_fit_for_each(digits):
     for s, (model, recipe, run) in enumerate(zip(together, recipes, runs)):
         alone = build(SMALL, seed=s)
         fit(alone, digits[0], recipe, show=False)
-        assert same(model, alone) and run.step == recipe.steps
-    with pytest.raises(ValueError, match="recipes has 2 entries"):
+        assert alike(model, alone) and run.step == recipe.steps
+    with pytest.raises(ValueError, match="recipes must have one entry per model, 3, got 2"):
         fit_many(together, digits[0], recipes[:2], show=False)
 
 
@@ -51,20 +43,20 @@ def test_fit_many_gives_each_network_its_own_dropout(digits):
     alone, together = net(), [net(), net()]
     fit(alone, digits[0], QUICK, show=False)
     fit_many(together, digits[0], QUICK, show=False)
-    assert same(together[0], alone) and same(together[1], alone)
+    assert alike(together[0], alone) and alike(together[1], alone)
     assert fit_many([], digits[0], QUICK, show=False) == []
 
 
 WILD = dataclasses.replace(QUICK, optimizer="sgd", lr=1e18, weight_decay=0.0)
 
 
-def test_one_that_diverges_leaves_the_others_at_work(digits, tmp_path):
+def test_a_network_that_diverges_does_not_stop_the_others(digits, tmp_path):
     models = [build(SMALL, seed=s) for s in range(3)]
     alone = build(SMALL, seed=2)
     fit(alone, digits[0], QUICK, show=False)
     with pytest.raises(Diverged, match="not finite"):
         fit_many(models, digits[0], [QUICK, WILD, QUICK], show=False)
-    assert same(models[2], alone)
+    assert alike(models[2], alone)
     some = [Job(name=f"{n}", model=SMALL, recipe=r, data="digits") for n, r in enumerate((QUICK, WILD, QUICK))]
     for at_once in (1, 3):
         with pytest.raises(RuntimeError, match=r"1 of 3 jobs failed.*1: Diverged: .*not finite"):
@@ -72,7 +64,7 @@ def test_one_that_diverges_leaves_the_others_at_work(digits, tmp_path):
         assert files(tmp_path / str(at_once)).keys() == {"0.json", "2.json"}
 
 
-def test_a_job_whose_data_or_network_is_wrong_leaves_the_others_at_work(tmp_path):
+def test_a_job_with_bad_data_or_a_bad_network_does_not_stop_the_others(tmp_path):
     good = jobs(1)[0]
     some = [dataclasses.replace(good, name="nodata", data="nope"), good,
             dataclasses.replace(good, name="badC", model=dict(SMALL, C=-1)),
@@ -83,24 +75,13 @@ def test_a_job_whose_data_or_network_is_wrong_leaves_the_others_at_work(tmp_path
     assert files(tmp_path / "1").keys() == {"seed=0.json"} and files(tmp_path / "1") == files(tmp_path / "4")
 
 
-def test_ctrl_c_saves_every_network(tmp_path):
-    script = f"""
-        import mmlda, os, signal, threading, time
-        from mmlda.models import build
-        from mmlda.training.recipes import Recipe
-        outs = [{str(tmp_path / "a")!r}, {str(tmp_path / "b")!r}]
-        def interrupt():
-            while not all(os.path.exists(out + "/run.json") for out in outs):
-                time.sleep(0.05)
-            time.sleep(0.5)
-            os.kill(os.getpid(), signal.SIGINT)
-        threading.Thread(target=interrupt).start()
-        mmlda.fit_many([build({SMALL!r}, seed=s) for s in range(2)], mmlda.data.load("digits")[0],
-                       Recipe(steps=10**6), out=outs, show=False, checkpoint_every=10**6)
-    """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120)
-    assert done.returncode != 0 and "KeyboardInterrupt" in done.stderr and done.stderr.count("and saved") == 2
-    assert all(0 < checkpoints.newest(tmp_path / name)[1]["step"] < 10**6 for name in "ab")
+def test_ctrl_c_saves_every_network(digits, tmp_path, capsys):
+    models = [interrupt_at(build(SMALL, seed=0), 7), build(SMALL, seed=1)]
+    outs = [tmp_path / "a", tmp_path / "b"]
+    with pytest.raises(KeyboardInterrupt, match="stopped at step"):
+        fit_many(models, digits[0], QUICK, out=outs, show=False)
+    assert capsys.readouterr().err.count("and saved") == 2
+    assert [checkpoints.newest(out)[1]["step"] for out in outs] == [7, 7]
 
 
 def jobs(n=4):
@@ -144,11 +125,11 @@ def test_a_result_of_another_job_is_not_taken_for_this_one(tmp_path):
     other = dataclasses.replace(jobs(1)[0], recipe=dataclasses.replace(QUICK, lr=0.5))
     with pytest.raises(ValueError, match=r"result of another job: recipe\.lr is 0\.003 there, and 0\.5 was asked for"):
         sweep([other], tmp_path, show=False)
-    with pytest.raises(ValueError, match="same name twice"):
+    with pytest.raises(ValueError, match="jobs must have different names"):
         sweep(jobs(1) * 2, tmp_path, show=False)
-    with pytest.raises(ValueError, match="name ="):
+    with pytest.raises(ValueError, match="^name must be"):
         dataclasses.replace(other, name="../x")
-    with pytest.raises(ValueError, match="part ="):
+    with pytest.raises(ValueError, match="^part must be"):
         dataclasses.replace(other, part=("fold", 1))
 
 
@@ -204,9 +185,7 @@ def test_cross_validation_of_C(tmp_path):
     settings = {"C": [1e-3, 100.0], "model": dict(SMALL, width=16), "out": tmp_path, "folds": 3, "show": False}
     table = cross_validate("digits", recipe, **settings)
     assert [row["log10_C"] for row in table] == [-3.0, 2.0] and all(len(row["errors"]) == 3 for row in table)
-    assert table[0]["mean"] > table[1]["mean"] + 5  # a far too small C: the classes overlap and training crawls
-    import statistics
-
+    assert table[0]["mean"] > table[1]["mean"] + 0.05  # a far too small C: the classes overlap and training crawls
     assert table[1]["std"] == pytest.approx(statistics.stdev(table[1]["errors"]))
     stamps = {p: p.stat().st_mtime_ns for p in tmp_path.glob("*.json")}
     assert len(stamps) == 6
@@ -219,8 +198,8 @@ def test_cross_validation_of_a_training_set_in_memory(digits):
     recipe = Recipe(steps=8, optimizer="adam", lr=3e-3, batch_size=32)
     table = cross_validate(small, recipe, C=(c for c in [100.0]), folds=2, show=False)
     (row,) = table
-    assert row["C"] == 100.0 and len(row["errors"]) == 2 and 0 < row["mean"] < 95
-    with pytest.raises(ValueError, match="part = None"):
+    assert row["C"] == 100.0 and len(row["errors"]) == 2 and 0 < row["mean"] < 0.95
+    with pytest.raises(ValueError, match="part must be a fold or a holdout .*, got None"):
         Job(name="x", model=SMALL, recipe=QUICK, data=small)
 
 
@@ -232,4 +211,4 @@ def test_several_networks_on_one_gpu_learn(digits):
     runs = fit_many(models, digits[0], recipes, device="cuda", show=False)
     assert all(run.step == 300 for run in runs)
     assert all(mmlda.accuracy(model, digits[1]).accuracy > 0.93 for model in models)
-    assert not same(models[0], models[1])
+    assert not alike(models[0], models[1])

@@ -58,6 +58,8 @@ class Adversary:
             )
         if self.pairing and (self.attack == "trades" or (self.craft, self.share) != ("online", 1.0)):
             raise invalid("pairing", "0 with TRADES, and unless craft='online' and share=1.0", self.pairing)
+        if self.ramp and self.craft == "once":
+            raise invalid("ramp", "0 with craft='once'", self.ramp)
 
     @property
     def paired(self) -> bool:

@@ -1,0 +1,8 @@
+import pytest
+
+import mmlda
+
+
+@pytest.fixture(scope="session")
+def digits():
+    return mmlda.data.load("digits")

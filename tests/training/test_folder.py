@@ -1,0 +1,171 @@
+"""The folder of a run: resuming, refusing another run, locking, damaged metrics and descriptions."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from training_cases import QUICK, SMALL, break_off, same, train, weights
+
+import mmlda
+from mmlda.training import Adversary, Recipe, fit, folder
+
+
+def test_a_resumed_run_ends_with_the_same_bits_and_metrics(digits, tmp_path):
+    whole, run = train(digits[0], out=tmp_path / "a", log_every=4, checkpoint_every=5)
+    break_off(digits[0], QUICK, tmp_path / "b", 18, log_every=4, checkpoint_every=5)
+    again, rerun = train(digits[0], out=tmp_path / "b", log_every=4, checkpoint_every=5)
+    assert same(whole, again)
+    drop = ("seconds", "steps_per_second")
+    plain = [[{k: v for k, v in entry.items() if k not in drop} for entry in r.history] for r in (run, rerun)]
+    assert plain[0] == plain[1]
+    lines = [json.loads(line) for line in (tmp_path / "b" / "metrics.jsonl").read_text().splitlines()]
+    assert [entry["step"] for entry in lines] == [entry["step"] for entry in rerun.history]
+
+
+def test_a_finished_run_is_loaded_not_repeated(digits, tmp_path):
+    first, run = train(digits[0], out=tmp_path)
+    stamp = (tmp_path / "model.safetensors").stat().st_mtime_ns
+    second, again = train(digits[0], out=tmp_path)
+    assert same(first, second) and again.step == 24 and again.loss == run.loss
+    assert (tmp_path / "model.safetensors").stat().st_mtime_ns == stamp
+    loaded = mmlda.load(tmp_path)
+    assert not loaded.training and same(weights(loaded), first)
+
+
+def test_another_recipe_network_or_data_in_the_same_folder_is_refused(digits, tmp_path):
+    train(digits[0], out=tmp_path)
+    with pytest.raises(ValueError, match=r"recipe\.lr is 0\.001 there, and 0\.01 was asked for"):
+        train(digits[0], dataclasses.replace(QUICK, lr=0.01), out=tmp_path)
+    with pytest.raises(ValueError, match=r"model\.C"):
+        train(digits[0], config=dict(SMALL, C=10.0), out=tmp_path)
+    with pytest.raises(ValueError, match=r"data\."):
+        train(digits[1], out=tmp_path)
+    with pytest.raises(ValueError, match=r"model\.priors"):
+        train(digits[0], config=dict(SMALL, priors=[0.55] + [0.05] * 9), out=tmp_path)
+    assert mmlda.load(tmp_path)
+
+
+def test_two_processes_do_not_train_in_one_folder(digits, tmp_path):
+    script = f"""
+        import sys, mmlda
+        def wait(module, inputs):
+            print("training", flush=True)
+            sys.stdin.read()
+        model = mmlda.models.build({SMALL!r}, seed=0)
+        model.register_forward_pre_hook(wait)
+        mmlda.fit(model, mmlda.data.load("digits")[0], mmlda.Recipe(steps=10**6), out={str(tmp_path)!r}, show=False)
+    """
+    other = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with other:
+        assert other.stdout.readline() == "training\n"
+        with pytest.raises(ValueError, match="out must be a folder in which no other process trains"):
+            train(digits[0], Recipe(steps=10**6), out=tmp_path)
+        other.kill()
+    (tmp_path / ".step-00000001.json.x.tmp").write_text("half")
+    with pytest.raises(ValueError, match=r"out must be a folder without another run, got .*: recipe\."):
+        train(digits[0], out=tmp_path)  # the dead process's lock is gone, but the folder holds its run
+    assert not list(tmp_path.glob(".*.tmp"))
+
+
+@pytest.mark.parametrize("rank, kept", [(0, False), (1, True)])
+def test_only_the_first_process_removes_the_temporary_files_of_a_killed_run(tmp_path, monkeypatch, rank, kept):
+    stray = tmp_path / ".run.json.abc.tmp"  # for rank 1, perhaps one that rank 0 is still writing
+    stray.touch()
+    monkeypatch.setattr("mmlda.training.folder.share", lambda: (rank, 2))
+    folder.lock(tmp_path).release()
+    assert stray.exists() == kept
+
+
+NEW_FIELDS = ("schedule", "label_smoothing", "average")  # of a recipe; of an adversary: pairing, ramp
+
+
+def test_a_run_of_an_older_version_without_the_new_fields_is_resumed(digits, tmp_path):
+    adversary = Adversary(attack="pgd", eps=0.1, steps=2, random_start=True, share=1.0)
+    recipe = dataclasses.replace(QUICK, adversary=adversary)
+    whole, _ = train(digits[0], recipe)
+    break_off(digits[0], recipe, tmp_path, 12, checkpoint_every=6)
+    path = tmp_path / "run.json"
+    about = json.loads(path.read_text())
+    for name in NEW_FIELDS:
+        del about["recipe"][name]
+    for name in ("pairing", "ramp"):
+        del about["recipe"]["adversary"][name]
+    path.write_text(json.dumps(about))
+    with pytest.raises(ValueError, match=r"recipe\.average is 0\.0 there, and 0\.9 was asked for"):
+        train(digits[0], dataclasses.replace(recipe, average=0.9), out=tmp_path)
+    again, run = train(digits[0], recipe, out=tmp_path)
+    assert same(whole, again) and run.step == 24
+
+
+def test_a_line_of_metrics_that_lost_its_end_is_removed_on_resuming(digits, tmp_path):
+    break_off(digits[0], QUICK, tmp_path, 12, log_every=4, checkpoint_every=4)
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().rstrip("\n"))
+    train(digits[0], out=tmp_path, log_every=4, checkpoint_every=4)
+    assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == [4, 8, 12, 16, 20, 24]
+    metrics.unlink()
+    assert train(digits[0], out=tmp_path)[1].step == 24  # the network is there all the same
+
+
+def test_runs_with_tied_weights_are_resumed(digits, tmp_path):
+    def tied():
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Flatten(), *(torch.nn.Linear(64, 64) for _ in range(2)),
+                                  torch.nn.Dropout(0.2), torch.nn.Linear(64, 10))  # fmt: skip
+        net[2].weight = net[1].weight
+        return net
+
+    whole = tied()
+    fit(whole, digits[0], QUICK, show=False)
+    torch.manual_seed(QUICK.seed)
+    with torch.random.fork_rng():
+        start = tied()
+        torch.manual_seed(QUICK.seed)
+        break_off(digits[0], QUICK, tmp_path, 14, model=start, checkpoint_every=6)
+    again = tied()
+    fit(again, digits[0], QUICK, out=tmp_path, show=False)
+    assert same(weights(again), weights(whole)) and again[1].weight is again[2].weight
+
+
+def test_a_run_keeps_to_its_precision(digits, tmp_path):
+    break_off(digits[0], QUICK, tmp_path, 12, checkpoint_every=6, amp=True)
+    with pytest.raises(ValueError, match="amp is True there, and False was asked for"):
+        train(digits[0], out=tmp_path, amp=False)
+    whole, _ = train(digits[0], amp=True)
+    assert same(whole, train(digits[0], out=tmp_path)[0]) and not same(whole, train(digits[0])[0])
+
+
+@pytest.mark.parametrize("text", ['{"recipe": ', "[1, 2]"])
+def test_a_damaged_description_is_named(digits, tmp_path, text):
+    break_off(digits[0], QUICK, tmp_path, 12, checkpoint_every=6)
+    (tmp_path / "run.json").write_text(text)
+    for call in (lambda: train(digits[0], out=tmp_path), lambda: mmlda.load(tmp_path)):
+        with pytest.raises(ValueError, match=r"run.json is damaged"):
+            call()
+
+
+def test_the_weights_that_examples_were_crafted_on_are_checked(digits, tmp_path):
+    recipe = dataclasses.replace(QUICK, adversary=Adversary(attack="fgsm", eps=0.1, steps=1, craft="once"))
+    break_off(digits[0], recipe, tmp_path, 12, checkpoint_every=6)
+    path = tmp_path / "start.safetensors"
+    content = bytearray(path.read_bytes())
+    for damaged in (content[:-50], content[:-1] + bytes([content[-1] ^ 1])):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"start.safetensors"):
+            train(digits[0], recipe, out=tmp_path)
+    path.write_bytes(content)
+    assert same(train(digits[0], recipe)[0], train(digits[0], recipe, out=tmp_path)[0])
+
+
+def test_strange_lines_of_metrics_are_left_out(digits, tmp_path):
+    break_off(digits[0], QUICK, tmp_path, 12, checkpoint_every=6)
+    with open(tmp_path / "metrics.jsonl", "ab") as file:
+        file.write(b"\xff\xfe\n[1]\n7\n")
+    _, run = train(digits[0], out=tmp_path)
+    assert [entry["step"] for entry in run.history] == list(range(1, 25))

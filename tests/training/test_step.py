@@ -1,0 +1,96 @@
+"""One training step: its batch, its adversarial examples and its loss."""
+
+import dataclasses
+
+import pytest
+import torch
+from training_cases import CPU, QUICK, SMALL, train
+
+import mmlda
+from mmlda.attacks.replay import compile_quietly
+from mmlda.models import build
+from mmlda.training import Adversary, Recipe, fit
+from mmlda.training.recipes import hat
+from mmlda.training.step import Batches, craft, craft_once
+
+
+def test_an_epoch_shows_each_image_once_and_the_next_in_another_order(digits):
+    batches = Batches(digits[0], QUICK, CPU)
+    batches.seek(0)
+    first = batches.order.clone()
+    assert first.flatten().unique().numel() == first.numel() == len(digits[0]) // 32 * 32
+    batches.seek(batches.per_epoch)
+    assert not torch.equal(first, batches.order)
+    batches.seek(0)
+    assert torch.equal(first, batches.order)
+
+
+def test_one_compiled_program_takes_the_batches_of_data_sets_of_every_length(digits):
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    for length in range(400, 1300, 90):  # ten: more than the compiler would take one by one
+        batches = Batches(digits[0].subset(slice(length)), dataclasses.replace(QUICK, pad=1, flip=True), CPU)
+        batches.seek(3)
+        batches.for_any_length()
+        take = compile_quietly(batches.take, dynamic=False, backend="aot_eager")
+        for one, other in zip(take(0, 1), batches.take(0, 1), strict=True):
+            assert one is other is None or torch.equal(one, other)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize("attack", ["fgsm", "bim", "ilcm"])
+def test_crafting_is_the_attack(digits, attack):
+    model = build(SMALL, seed=0).eval()
+    x, y = digits[0].pixels(slice(20)), digits[0].labels[:20]
+    kind = {"fgsm": mmlda.attacks.FGSM, "bim": mmlda.attacks.BIM, "ilcm": mmlda.attacks.ILCM}[attack]
+    adversary = Adversary(attack=attack, eps=0.1, steps=1 if attack == "fgsm" else 10)
+    got = craft(model.train(), x, y, torch.full((20,), 0.1), x, adversary)
+    assert all(p.requires_grad and p.grad is None for p in model.parameters()) and model.training
+    expected = kind(eps=0.1)(model.eval(), x, y).x_adv
+    assert (got - x).abs().max() > 0.09
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)
+
+
+def test_hybrid_training_draws_a_perturbation_for_each_image(digits):
+    recipe = dataclasses.replace(hat("fgsm"), batch_size=32)
+    batches = Batches(digits[0], recipe, CPU)
+    craft_once(build(SMALL, seed=0), batches)
+    moved = (batches.adversarial - digits[0].pixels()).abs().flatten(1).amax(1)
+    assert 0.02 - 1e-6 <= moved.min() and moved.max() <= 0.2 + 1e-6
+    assert moved.std() > 0.03  # uniform in [0.02, 0.20] has 0.052
+
+
+class Seen(torch.nn.Module):
+    """A linear network that keeps the images it was trained on."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.images = torch.nn.Linear(64, 10), []
+
+    def forward(self, x):
+        if self.training:
+            self.images.append(x.detach().clone())
+        return self.layer(x.flatten(1))
+
+
+@pytest.mark.parametrize("share, attacked", [(0.05, 2), (0.5, 16), (1.0, 32)])
+def test_a_share_of_each_batch_is_attacked(digits, share, attacked):
+    net = Seen()
+    adversary = Adversary(attack="fgsm", eps=0.1, steps=1, share=share)
+    fit(net, digits[0], dataclasses.replace(QUICK, steps=1, milestones=(), adversary=adversary), show=False)
+    bytes_ = 255 * net.images[0]
+    assert int(((bytes_ - bytes_.round()).abs().flatten(1).amax(1) > 1e-3).sum()) == attacked
+    tiny = dataclasses.replace(QUICK, adversary=dataclasses.replace(adversary, share=0.01))
+    with pytest.raises(ValueError, match=r"share must be enough for one image of a part of 32, got 0\.01"):
+        fit(net, digits[0], tiny, show=False)
+
+
+def test_accumulating_parts_of_a_batch_is_the_whole_batch_without_batch_norm(digits):
+    config = dict(SMALL, batch_norm=False)
+    recipe = Recipe(steps=20, lr=0.01, batch_size=64)
+    whole, whole_run = train(digits[0], recipe, config)
+    for accumulate in (4, 5):  # 5 parts of 64 are not of one size
+        parts, run = train(digits[0], dataclasses.replace(recipe, accumulate=accumulate), config)
+        assert run.loss == pytest.approx(whole_run.loss, rel=1e-4)
+        for name in whole:
+            torch.testing.assert_close(parts[name], whole[name], rtol=1e-4, atol=1e-5)
