@@ -63,10 +63,10 @@ def test_a_new_audit_comes_back_from_its_file(digits, linear, name, tmp_path):
 def test_the_result_is_whole(digits, linear, tmp_path):
     made = audit(linear, digits[1], surrogate=Behind(linear), name="linear", **SMALL)
     result = made.to_result()
-    assert result.kind == "audit" and result.cell == {"data": "digits", "model": "linear", "eps": 0.2}
-    assert result.n == 40 and result.seed == 0 and result.steps == 6 and result.value == made.verdict
-    assert result.data["sha256"] == digits[1].digest() and result.attack["surrogate"] is True
-    assert len(result.network["sha256"]) == 64 and result.versions and result.seconds > 0
+    assert (result.kind, result.dataset, result.network, result.eps) == ("audit", "digits", "linear", 0.2)
+    assert result.n == 40 and result.seed == 0 and result.attack_steps == 6 and result.value == made.verdict
+    assert result.data["sha256"] == digits[1].digest() and result.attack_settings["surrogate"] is True
+    assert len(result.network_sha256) == 64 and result.versions and result.seconds > 0
     assert result.note == "The first 40 of 360 images of digits. Only 40 images." and result.what == made.summary
     for row, trial in zip(result.series["accuracies"], made.accuracies, strict=True):
         assert row["name"] == attack_name(trial) and row["accuracy"] == trial.share

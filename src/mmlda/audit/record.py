@@ -108,9 +108,9 @@ def _numbers(e: Evidence) -> dict[str, Any]:
 
 def _check(check: Check, e: Evidence) -> dict[str, Any]:
     """Shares, except for a cosine and for nats."""
-    words = describe(check, e)
-    found = {"value": check.measured, "limit": check.limit, "passed": check.passed}
-    return {"test": check.name, "words": words, **found}
+    unit = "" if check.name in ("averaging", "gaps") else "share"
+    found = {"value": check.measured, "limit": check.limit, "passed": check.passed, "unit": unit}
+    return {"test": check.name, "words": describe(check, e), **found}
 
 
 def _row(trial: Trial) -> dict[str, Any]:
