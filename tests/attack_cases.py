@@ -65,8 +65,6 @@ BALLS: dict[str, tuple[str, float]] = {
 BALLS.update({name: ("linf", 1.0) for name in ATTACKS if name.startswith("JSMA")})  # the whole range
 MINIMUM_NORM = {"FAB", "FAB-l2", "CW"}
 GRADIENT = {name for name in ATTACKS if not name.startswith("Square")}
-# A random start and no target to choose: such an attack never sees the images as they are.
-UNSEEN = {"PGD", "PGD-l2", "APGD", "APGD-l2"}
 DETERMINISTIC = {"FGSM", "FGSM-l2", "BIM", "ILCM", "FAB", "JSMA", "CW"}
 
 every_attack = pytest.mark.parametrize("name", ATTACKS)

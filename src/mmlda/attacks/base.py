@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -123,6 +123,9 @@ class Attack:
             surface = Surface(model, y, target)
             result, size = self.in_batches(surface, x, y, target, index)
             surface.check(result.x_adv, size)
+            if result.clean_prediction is None:  # the attack has not looked at the images themselves
+                clean = torch.cat([surface.logits(part).argmax(1) for part in x.split(size)])
+                result = replace(result, clean_prediction=clean)
             surface.close()
             return result
 

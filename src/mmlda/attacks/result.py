@@ -30,7 +30,7 @@ class AttackResult:
     l2: Tensor  # ||x_adv - x||_2
     distortion: Tensor  # sqrt(mean((x_adv - x)^2)) with the image range stretched to 0..255
     steps: Tensor  # int64: steps (gradients, or queries of a black box) spent on the sample
-    clean_prediction: Tensor | None = None  # int64: the model's class at x; None where the attack never looks there
+    clean_prediction: Tensor | None = None  # int64: the model's class at x; None before the call ends
     zero_at_start: Tensor | None = None  # bool, of gradient attacks: the gradient was exactly 0 at the start
     target: Tensor | None = None  # int64: the class asked for
     winner: Tensor | None = None  # int64, of a list of attacks: which one broke the sample
@@ -40,10 +40,7 @@ class AttackResult:
 
     @property
     def right_before(self) -> Tensor | None:
-        """Which samples the model got right without the attack: bool [N].
-
-        None where the attack started elsewhere and so never saw the model's answer (`PGD`, `APGD`).
-        """
+        """Which samples the model got right without the attack: bool [N]."""
         return None if self.clean_prediction is None else self.clean_prediction == self.y
 
     @property
@@ -53,7 +50,7 @@ class AttackResult:
 
     @property
     def clean_accuracy(self) -> float | None:
-        """Share of samples that were right before the attack; None where `right_before` is."""
+        """Share of samples that were right before the attack."""
         return None if self.right_before is None else _share(self.right_before)
 
     @property
