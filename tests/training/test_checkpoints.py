@@ -121,9 +121,10 @@ KILLED = """
         mmlda.fit(mmlda.models.build(config, seed=0), data, recipe, out=folder, show=False, checkpoint_every=5)
 
     while not os.path.exists(folder + "/model.safetensors"):
+        left = draw.randint(1, 50) if sys.argv[3] == "kill" else -1
         child = os.fork()
         if child == 0:
-            train(draw.randint(1, 50) if sys.argv[3] == "kill" else -1)
+            train(left)
             os._exit(0)
         status = os.waitpid(child, 0)[1]
         killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
