@@ -106,7 +106,7 @@ KILLED = """
     import mmlda
 
     folder, config = sys.argv[1], json.loads(sys.argv[2])
-    recipe = mmlda.Recipe(steps=300, optimizer="adam", lr=1e-3, batch_size=32, pad=1, flip=True, average=0.99)
+    recipe = mmlda.Recipe(steps=60, optimizer="adam", lr=1e-3, batch_size=32, pad=1, flip=True, average=0.9)
     data, draw, kills = mmlda.data.load("digits")[0], random.Random(0), 0
 
     def train(left):
@@ -118,7 +118,7 @@ KILLED = """
                     os.kill(os.getpid(), signal.SIGKILL)
 
         sys.addaudithook(count)
-        mmlda.fit(mmlda.models.build(config, seed=0), data, recipe, out=folder, show=False, checkpoint_every=5)
+        mmlda.fit(mmlda.models.build(config, seed=0), data, recipe, out=folder, show=False, checkpoint_every=3)
 
     while not os.path.exists(folder + "/model.safetensors"):
         left = draw.randint(1, 50) if sys.argv[3] == "kill" else -1
