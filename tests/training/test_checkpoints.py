@@ -101,7 +101,7 @@ def test_a_full_disk_loses_nothing_that_was_saved(tmp_path):
 
 KILLED = """
     import json, os, random, signal, sys
-    import torch
+    import torch, torch._dynamo
     torch.set_num_threads(1)
     import mmlda
 
@@ -134,6 +134,7 @@ KILLED = """
 """
 
 
+@pytest.mark.long
 def test_a_run_killed_while_it_writes_its_files_ends_with_the_same_weights(tmp_path):
     """At least 20 SIGKILLs of a real process, at random file operations."""
     kills = {}

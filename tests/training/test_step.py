@@ -132,7 +132,7 @@ def test_pairing_draws_clean_and_adversarial_logits_together(digits):
         fit(model, digits[0], recipe, show=False)
         x, y = digits[0].pixels(slice(200)), digits[0].labels[:200]
         moved = mmlda.attacks.FGSM(eps=0.2)(model, x, y).x_adv
-        distances.append(float(F.mse_loss(model(moved), model(x))))
+        distances.append(F.mse_loss(model(moved), model(x)).item())
     assert distances[1] < 0.7 * distances[0]
 
 
