@@ -101,12 +101,12 @@ def test_a_full_disk_loses_nothing_that_was_saved(tmp_path):
 
 KILLED = """
     import json, os, random, signal, sys
-    import torch
+    import torch, torch._dynamo
     torch.set_num_threads(1)
     import mmlda
 
     folder, config = sys.argv[1], json.loads(sys.argv[2])
-    recipe = mmlda.Recipe(steps=300, optimizer="adam", lr=1e-3, batch_size=32, pad=1, flip=True, average=0.99)
+    recipe = mmlda.Recipe(steps=60, optimizer="adam", lr=1e-3, batch_size=32, pad=1, flip=True, average=0.9)
     data, draw, kills = mmlda.data.load("digits")[0], random.Random(0), 0
 
     def train(left):
@@ -118,12 +118,13 @@ KILLED = """
                     os.kill(os.getpid(), signal.SIGKILL)
 
         sys.addaudithook(count)
-        mmlda.fit(mmlda.models.build(config, seed=0), data, recipe, out=folder, show=False, checkpoint_every=5)
+        mmlda.fit(mmlda.models.build(config, seed=0), data, recipe, out=folder, show=False, checkpoint_every=3)
 
     while not os.path.exists(folder + "/model.safetensors"):
+        left = draw.randint(1, 50) if sys.argv[3] == "kill" else -1
         child = os.fork()
         if child == 0:
-            train(draw.randint(1, 50) if sys.argv[3] == "kill" else -1)
+            train(left)
             os._exit(0)
         status = os.waitpid(child, 0)[1]
         killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
@@ -133,6 +134,7 @@ KILLED = """
 """
 
 
+@pytest.mark.long
 def test_a_run_killed_while_it_writes_its_files_ends_with_the_same_weights(tmp_path):
     """At least 20 SIGKILLs of a real process, at random file operations."""
     kills = {}

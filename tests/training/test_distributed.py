@@ -2,32 +2,35 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
+import textwrap
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from mmlda import training
 from mmlda.training import checkpoints
+from mmlda.training.run import train
 
-COMMON = ["--data", "digits", "--head", "softmax", "--recipe", "digits-sr", "--steps", "40", "--device", "cpu",
-          "--set", "batch_size=64", "--set", "lr=0.2", "--model", "width=8"]  # fmt: skip
+CHANGES = {"batch_size": 64, "lr": 0.2}
+OPTIONS = ["--data", "digits", "--head", "softmax", "--steps", "20", "--device", "cpu", "--set", "batch_size=64",
+           "--set", "lr=0.2", "--model", "width=8", "--model", "batch_norm=false"]  # fmt: skip
 
 
-def run(out, *extra, processes=1):
-    command = [sys.executable]
-    if processes > 1:
-        command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+def torchrun(*command):
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *command]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, "-m", "mmlda", "train", *COMMON, "--out", str(out), "--json", *extra],
-                          capture_output=True, text=True, timeout=300, env=environment)  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.strip().splitlines()[-1]), load_file(out / "model.safetensors")
+    return subprocess.run(launch, capture_output=True, text=True, timeout=300, env=environment)
+
+
+def alone(steps=20, *, batch_norm=True, **changes):
+    """The run and the weights of one process."""
+    settings = {"width": 8, "batch_norm": batch_norm}
+    run, _ = train(
+        "digits", head="softmax", steps=steps, changes={**CHANGES, **changes}, model=settings, device="cpu", show=False
+    )
+    return run, run.model.state_dict()
 
 
 def parameters_agree(a, b, tolerance=1e-5):
@@ -37,59 +40,77 @@ def parameters_agree(a, b, tolerance=1e-5):
 
 
 def test_without_batch_norm_two_processes_are_one(tmp_path):
-    result, one = run(tmp_path / "one", "--model", "batch_norm=false")
-    again, two = run(tmp_path / "two", "--model", "batch_norm=false", processes=2)
+    done = torchrun("-m", "mmlda", "train", *OPTIONS, "--out", str(tmp_path), "--json")
+    assert done.returncode == 0, done.stderr[-3000:]
+    result, two = json.loads(done.stdout.strip().splitlines()[-1]), load_file(tmp_path / "model.safetensors")
+    run, one = alone(batch_norm=False)
     assert parameters_agree(one, two)
-    _, start = run(tmp_path / "start", "--model", "batch_norm=false", "--set", "steps=1")
-    assert not parameters_agree(one, start, 0.01)  # they did move
-    assert abs(result["loss"] - again["loss"]) < 1e-4
+    assert not parameters_agree(alone(1, batch_norm=False)[1], two, 0.01)  # they did move
+    assert abs(run.loss - result["loss"]) < 1e-4
 
 
-@pytest.mark.parametrize("rank, kept", [(0, False), (1, True)])
-def test_only_the_process_that_writes_clears_up_what_a_killed_one_left(tmp_path, monkeypatch, rank, kept):
-    stray = tmp_path / ".run.json.abc.tmp"  # or the first process is writing it this very moment
-    stray.touch()
-    monkeypatch.setattr(training, "share", lambda: (rank, 2))
-    training._lock(tmp_path).release()
-    assert stray.exists() == kept
+SCRIPT = """
+    import shutil, sys
+    from pathlib import Path
+    import torch.distributed as dist
+    from training_cases import interrupt_at
+    import mmlda
+    from mmlda.training.run import train
+
+    out = Path(sys.argv[1])
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    options = dict(head="softmax", changes=dict(batch_size=64, lr=0.2), device="cpu", show=False)
+    network = dict(width=8)
+    train("digits", steps=20, out=out / "whole", model=network, **options)
+
+    if rank == 0:  # as it was before the last checkpoint
+        shutil.copytree(out / "whole", out / "part")
+        sorted((out / "part").glob("step-*.json"))[-1].unlink()
+        (out / "part" / "model.safetensors").unlink()
+    dist.barrier()
+    train("digits", steps=20, out=out / "part", model=network, **options)
+
+    start = mmlda.models.build(dict(backbone="conv_net", channels=1, head="softmax", width=8), seed=0)
+    if rank == 1:
+        interrupt_at(start, 7)
+    try:
+        train("digits", steps=1000, out=out / "stopped", start=start, **options)
+    except KeyboardInterrupt as error:
+        (out / f"stopped-{rank}").write_text(str(error))
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    """The folders that two processes leave: a whole run, a resumed one, and one with Ctrl-C in the second process."""
+    out = tmp_path_factory.mktemp("together")
+    script = out / "script.py"
+    tests = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    script.write_text(f"import sys\nsys.path.append({tests!r})\n" + textwrap.dedent(SCRIPT))
+    done = torchrun(str(script), str(out))
+    assert done.returncode == 0, done.stderr[-3000:]
+    return out, done.stderr
 
 
 @pytest.mark.long
-def test_with_batch_norm_two_processes_are_one_that_accumulates_the_same_halves(tmp_path):
-    _, one = run(tmp_path / "one", "--set", "accumulate=2")
-    _, two = run(tmp_path / "two", processes=2)
-    _, whole = run(tmp_path / "whole")
-    assert parameters_agree(one, two)
-    assert not parameters_agree(whole, two)  # batch statistics of a half are not those of the whole
+def test_with_batch_norm_two_processes_are_one_that_accumulates_the_same_halves(together):
+    two = load_file(together[0] / "whole" / "model.safetensors")
+    assert parameters_agree(alone(accumulate=2)[1], two)
+    assert not parameters_agree(alone()[1], two)  # batch statistics of a half are not those of the whole
 
 
 @pytest.mark.long
-def test_two_processes_go_on_from_a_checkpoint(tmp_path):
-    _, whole = run(tmp_path / "whole", processes=2)
-    _, part = run(tmp_path / "part", processes=2)
-    newest = sorted((tmp_path / "part").glob("step-*.json"))
-    for path in (newest[-1], tmp_path / "part" / "model.safetensors"):
-        path.unlink()
-    _, again = run(tmp_path / "part", processes=2)
+def test_two_processes_resume_from_a_checkpoint(together):
+    whole, again = (load_file(together[0] / name / "model.safetensors") for name in ("whole", "part"))
     assert all(torch.equal(whole[name], again[name]) for name in whole)
-    assert all(torch.equal(part[name], again[name]) for name in part)
 
 
 @pytest.mark.long
-def test_ctrl_c_in_one_process_stops_both_after_the_same_step_and_saves(tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "mmlda",
-               "train", "--data", "digits", "--steps", "1000000", "--device", "cpu", "--out", tmp_path]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as torchrun:
-        while not (tmp_path / "run.json").is_file():
-            time.sleep(0.1)
-            assert torchrun.poll() is None
-        time.sleep(5)
-        children = Path(f"/proc/{torchrun.pid}/task/{torchrun.pid}/children").read_text().split()
-        os.kill(int(children[0]), signal.SIGINT)
-        try:
-            _, words = torchrun.communicate(timeout=60)
-        finally:
-            torchrun.terminate()  # its workers with it
-    assert words.count("and saved") == 1
-    assert 0 < checkpoints.newest(tmp_path)[1]["step"] < 1_000_000
+def test_ctrl_c_in_one_process_stops_both_after_the_same_step_and_saves(together):
+    out, errors = together
+    first, second = ((out / f"stopped-{rank}").read_text() for rank in range(2))
+    assert first == second == "stopped at step 10" and errors.count("and saved") == 1  # they agree at every log line
+    assert checkpoints.newest(out / "stopped")[1]["step"] == 10

@@ -63,10 +63,12 @@ def test_two_processes_do_not_train_in_one_folder(digits, tmp_path):
         [sys.executable, "-c", textwrap.dedent(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     with other:
-        assert other.stdout.readline() == "training\n"
-        with pytest.raises(ValueError, match="out must be a folder in which no other process trains"):
-            train(digits[0], Recipe(steps=10**6), out=tmp_path)
-        other.kill()
+        try:
+            assert other.stdout.readline() == "training\n"
+            with pytest.raises(ValueError, match="out must be a folder in which no other process trains"):
+                train(digits[0], Recipe(steps=10**6), out=tmp_path)
+        finally:
+            other.kill()
     (tmp_path / ".step-00000001.json.x.tmp").write_text("half")
     with pytest.raises(ValueError, match=r"out must be a folder without another run, got .*: recipe\."):
         train(digits[0], out=tmp_path)  # the dead process's lock is gone, but the folder holds its run

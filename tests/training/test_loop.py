@@ -74,7 +74,7 @@ def test_any_module_trains_and_other_losses_ask_for_features(digits):
     net = mmlda.swap_head(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)), num_classes=10)
     run = fit(net, digits[0], dataclasses.replace(QUICK, steps=120, lr=0.01, milestones=()), show=False)
     assert run.accuracy > 0.8
-    with pytest.raises(ValueError, match="loss must be 'ce' for a model without features.*'centre'"):
+    with pytest.raises(ValueError, match=r"loss must be 'ce' for a model without features.*'centre'"):
         fit(net, digits[0], dataclasses.replace(QUICK, loss="centre"), show=False)
 
 

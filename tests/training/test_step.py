@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+import torch.nn.functional as F
 from training_cases import CPU, QUICK, SMALL, train
 
 import mmlda
@@ -11,7 +12,7 @@ from mmlda.attacks.replay import compile_quietly
 from mmlda.models import build
 from mmlda.training import Adversary, Recipe, fit
 from mmlda.training.recipes import hat
-from mmlda.training.step import Batches, craft, craft_once
+from mmlda.training.step import Batches, begin_attack, craft, craft_once
 
 
 def test_an_epoch_shows_each_image_once_and_the_next_in_another_order(digits):
@@ -94,3 +95,65 @@ def test_accumulating_parts_of_a_batch_is_the_whole_batch_without_batch_norm(dig
         assert run.loss == pytest.approx(whole_run.loss, rel=1e-4)
         for name in whole:
             torch.testing.assert_close(parts[name], whole[name], rtol=1e-4, atol=1e-5)
+
+
+def first_batch(data, recipe):
+    """The images, labels, uniform draws and rows of the first batch."""
+    batches = Batches(data, recipe, CPU)
+    batches.seek(0)
+    x, y, _, uniform, rows = batches.take(0, 1)
+    return x, y, uniform, rows
+
+
+def test_logit_pairing_adds_the_squared_difference_of_the_logits(digits):
+    adversary = Adversary(attack="pgd", eps=0.2, steps=3, step=0.5, random_start=True, share=1.0, pairing=0.5)
+    recipe = dataclasses.replace(QUICK, steps=1, milestones=(), adversary=adversary)
+    model = build(SMALL, seed=0)
+    x, y, uniform, rows = first_batch(digits[0], recipe)
+    eps, start = begin_attack(x, uniform, rows, torch.zeros((), dtype=torch.int64), recipe, adversary)
+    x_adv = craft(model.train(), x, y, eps, start, adversary)
+    logits = model.train()(torch.cat([x, x_adv]))  # one batch, as batch norm sees both together
+    clean, moved = logits[:32], logits[32:]
+    ce = -moved.log_softmax(1)[torch.arange(32), y].mean()
+    difference = ((clean - moved) ** 2).sum() / clean.numel()
+    assert difference > 0.01
+    _, run = train(digits[0], recipe)
+    assert run.loss == pytest.approx((ce + 0.5 * difference).item(), rel=1e-4)
+    assert run.accuracy == float((moved.argmax(1) == y).float().mean())  # under attack
+
+
+def test_pairing_draws_clean_and_adversarial_logits_together(digits):
+    adversary = Adversary(attack="fgsm", eps=0.2, steps=1, share=1.0)
+    distances = []
+    for pairing in (0.0, 5.0):
+        recipe = Recipe(steps=60, optimizer="adam", lr=3e-3, batch_size=64)
+        recipe = dataclasses.replace(recipe, adversary=dataclasses.replace(adversary, pairing=pairing))
+        model = build(SMALL, seed=0)
+        fit(model, digits[0], recipe, show=False)
+        x, y = digits[0].pixels(slice(200)), digits[0].labels[:200]
+        moved = mmlda.attacks.FGSM(eps=0.2)(model, x, y).x_adv
+        distances.append(F.mse_loss(model(moved), model(x)).item())
+    assert distances[1] < 0.7 * distances[0]
+
+
+def test_label_smoothing_mixes_the_labels_with_the_uniform_distribution(digits):
+    recipe = dataclasses.replace(QUICK, steps=1, milestones=(), label_smoothing=0.2)
+    model = build(SMALL, seed=0)
+    x, y, _, _ = first_batch(digits[0], recipe)
+    target = 0.8 * F.one_hot(y, 10) + 0.2 / 10
+    expected = -(target * model.train()(x).log_softmax(1)).sum(1).mean()
+    smooth, plain = (train(digits[0], r)[1].loss for r in (recipe, dataclasses.replace(recipe, label_smoothing=0.0)))
+    assert smooth == pytest.approx(expected.item(), rel=1e-4) and abs(smooth - plain) > 1e-3
+
+
+def test_eps_rises_linearly_over_the_first_steps_of_a_ramp(digits):
+    net = Seen()
+    adversary = Adversary(attack="fgsm", eps=0.2, steps=1, share=1.0, ramp=4)
+    recipe = dataclasses.replace(QUICK, steps=6, milestones=(), adversary=adversary)
+    fit(net, digits[0], recipe, show=False)
+    batches = Batches(digits[0], recipe, CPU)
+    moved = []
+    for step, images in enumerate(net.images):
+        batches.seek(step)
+        moved.append(float((images - batches.take(0, 1)[0]).abs().max()))
+    assert moved == pytest.approx([0.05, 0.1, 0.15, 0.2, 0.2, 0.2], abs=1e-6)

@@ -127,9 +127,9 @@ def test_a_result_of_another_job_is_not_taken_for_this_one(tmp_path):
         sweep([other], tmp_path, show=False)
     with pytest.raises(ValueError, match="jobs must have different names"):
         sweep(jobs(1) * 2, tmp_path, show=False)
-    with pytest.raises(ValueError, match="^name must be"):
+    with pytest.raises(ValueError, match=r"^name must be"):
         dataclasses.replace(other, name="../x")
-    with pytest.raises(ValueError, match="^part must be"):
+    with pytest.raises(ValueError, match=r"^part must be"):
         dataclasses.replace(other, part=("fold", 1))
 
 
@@ -199,7 +199,7 @@ def test_cross_validation_of_a_training_set_in_memory(digits):
     table = cross_validate(small, recipe, C=(c for c in [100.0]), folds=2, show=False)
     (row,) = table
     assert row["C"] == 100.0 and len(row["errors"]) == 2 and 0 < row["mean"] < 0.95
-    with pytest.raises(ValueError, match="part must be a fold or a holdout .*, got None"):
+    with pytest.raises(ValueError, match=r"part must be a fold or a holdout .*, got None"):
         Job(name="x", model=SMALL, recipe=QUICK, data=small)
 
 
