@@ -17,7 +17,7 @@ test: .venv/test-ready lint
 
 # The long-marked tests alone: the short ones are `make test`'s.
 test-long: .venv/test-ready .venv/ray-ready
-	$(BIN)/python -m pytest -m long
+	$(BIN)/python -m pytest -m long -n 2 --dist loadfile
 
 lint: .venv/test-ready
 	$(BIN)/ruff check .

@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, Dataset
 import mmlda
 from mmlda.data import ImageData
 from mmlda.models import build
-from mmlda.training import Options, Run, sitting
+from mmlda.training.loop import Options, Run, training_steps
 from mmlda.training.recipes import RECIPES, Recipe, network
 
 
@@ -71,7 +71,9 @@ def plain(data: ImageData, recipe: Recipe, config: dict, device: str, workers: i
 
 def ours(data: ImageData, recipe: Recipe, config: dict, device: str, **options):
     run = Run(build(config, seed=0), recipe)
-    return sitting(run, data, Options(device=device, log_every=1000, **options), report=lambda done, **numbers: None)
+    return training_steps(
+        run, data, Options(device=device, log_every=1000, **options), report=lambda done, **numbers: None
+    )
 
 
 def many(count: int, data: ImageData, recipe: Recipe, config: dict, device: str, **options):
