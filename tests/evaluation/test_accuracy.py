@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from attack_models import classifier
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -10,16 +9,6 @@ import mmlda
 from mmlda.data import ImageData
 from mmlda.evaluation import accuracy, predictions
 from mmlda.models import build
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return mmlda.data.load("digits")
-
-
-@pytest.fixture(scope="module")
-def model():
-    return classifier()
 
 
 def test_accuracy_by_class_on_a_biased_set(digits):

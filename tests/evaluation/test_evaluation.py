@@ -6,7 +6,6 @@ import signal
 
 import pytest
 import torch
-from attack_models import classifier
 from torch import nn
 
 import mmlda
@@ -14,16 +13,6 @@ from mmlda.attacks import BIM
 from mmlda.evaluation import accuracy
 from mmlda.models import build
 from mmlda.results import load_all, wilson
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return mmlda.data.load("digits")
-
-
-@pytest.fixture(scope="module")
-def model():
-    return classifier()
 
 
 def test_evaluate_says_how_good_and_how_robust(model, digits, tmp_path):

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attack_models import classifier
 from safetensors.torch import load, load_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -20,16 +19,6 @@ from mmlda.evaluation.robustness import adversarial_images, attack_images
 from mmlda.models import build
 from mmlda.paper.verification import _attack
 from mmlda.results import Result
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return mmlda.data.load("digits")
-
-
-@pytest.fixture(scope="module")
-def model():
-    return classifier()
 
 
 class Counting(nn.Module):

@@ -50,10 +50,9 @@ def real(tmp_path_factory):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", zoo.names())
-def test_claimed_accuracy_on_real_test_images(name, real):
-    """The first 1,000 images, so within three standard errors of the claim, which is on all 10,000."""
+def test_claimed_accuracy_on_the_real_test_set(name, real):
+    """All 10,000 images: devices round differently, so up to 5 of them may differ."""
     about = zoo.about(name)
-    test = mmlda.data.load(name.split("-")[0], real)[1]
+    test = mmlda.data.load(about["data"], real)[1]
     assert about["test_sha256"] == test.digest()
-    measured = mmlda.accuracy(mmlda.load(name), test, n=1000).accuracy
-    assert abs(measured - about["accuracy"]) <= 3 * (about["accuracy"] * (1 - about["accuracy"]) / 1000) ** 0.5
+    assert abs(mmlda.accuracy(mmlda.load(name), test).accuracy - about["accuracy"]) <= 0.0005

@@ -1,7 +1,7 @@
 """Algorithm 2, and the softmax baseline: one plain loop, everything on the device, resumable.
 
 The host launches one step after another and waits for the device only to log and to save. The order of the data
-and every random draw come from (seed, step), so a run killed at any moment goes on from its checkpoint to the
+and every random draw come from (seed, step), so a run killed at any moment resumes from its checkpoint to the
 same weights.
 """
 
@@ -252,7 +252,7 @@ def _stop(run: Run) -> None:
 
 
 def _craft_from_the_start(run: Run, batches: Batches) -> None:
-    """Craft on the network as it was given, also when the run is gone on with: its weights are kept for that."""
+    """Craft on the network as it was given, also when the run is resumed: its weights are kept for that."""
     if run.out is not None:
         path = run.out / "start.safetensors"
         if path.is_file():

@@ -306,7 +306,7 @@ def sweep(
 ) -> list[dict[str, Any]]:
     """Do the jobs whose result is not in `out` yet, whole; the records of all, in the order of the list.
 
-    They run here, `at_once` at the same time (see `fit_many`), and one that was killed goes on from its checkpoint.
+    They run here, `at_once` at the same time (see `fit_many`), and one that was killed resumes from its checkpoint.
     With `ray`, an address or "local" or "auto", they go to the workers of a Ray cluster instead (extra
     `mmlda[ray]`), each with one CPU, or one GPU where `device` is "cuda"; the files are written here as jobs end.
     A job that fails, be it in its data, its network or its training, does not keep the others from their end; then
