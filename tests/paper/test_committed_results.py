@@ -13,10 +13,11 @@ from mmlda.paper import numbers
 from mmlda.paper.rows import ADAM, HAT, MMLDA, SAT, SR, SR_ADAM
 from mmlda.paper.suspects import verdicts
 from mmlda.paper.verification import verify
-from mmlda.results import SCHEMA, load_all, weights_digest, wilson
+from mmlda.results import SCHEMA, find_results, weights_digest, wilson
 
 ROOT = Path(__file__).parents[2]
-RESULTS = load_all(ROOT / "results")
+FOUND = find_results(ROOT / "results")
+RESULTS = list(FOUND.values())
 KINDS = ("table1", "table2", "table3", "worst")  # with every image's outcome
 SHIPPED = {weights_digest(mmlda.load(name).state_dict()) for name in mmlda.zoo.names()}
 ROWS = (SR, SR_ADAM, SAT, HAT, MMLDA, ADAM)
@@ -124,39 +125,55 @@ def quick(result):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "result", [r for r in RESULTS if r.kind in KINDS and ships(r) and quick(r)], ids=lambda r: r.name
-)
-def test_a_number_is_true_where_the_data_is_here(result):
+@pytest.mark.parametrize("file", [file for file, r in FOUND.items() if r.kind in KINDS and ships(r) and quick(r)])
+def test_a_number_is_true_where_the_data_is_here(file):
+    result = FOUND[file]
     if mmlda.data.find(result.dataset) is None:
         pytest.skip(f"{result.dataset} is not here: mmlda data fetch {result.dataset}")
-    assert verify(ROOT / "results" / f"{result.name}.json", n=20, seed=0).agrees
+    assert verify(ROOT / "results" / file, n=20, seed=0).agrees
+
+
+def recounted(result, columns, train, test):
+    """The value that the outcomes of all images make."""
+    labels = test.labels[: len(columns.get("clean", ()))]
+    if result.kind == "fig3":
+        _, alpha, seed = result.data["part"]
+        return (columns["clean"] == mmlda.data.biased(test, alpha, seed).labels).double().mean()
+    if result.kind == "fig4":
+        return result.numbers["semantic"] / len(columns["correlation"])
+    if result.kind == "fig5":
+        return (columns["prediction"] != train.labels).double().mean()
+    right = columns["clean"] == labels
+    if result.kind == "table1":
+        return (~right).double().mean()
+    if result.kind == "table3":
+        return columns["distortion"][right & columns["success"]].double().mean()
+    held = columns["prediction"] == labels
+    return (held if result.kind == "suspect" else held & right).double().mean()
+
+
+# Table 3's distortions are stored in half precision.
+# The committed values of Figure 5 are errors measured on the GPU at the end of training, with the weights in
+# channels_last memory format. The stored predictions are of a second pass, with the same weights loaded in the default
+# format, for which cuDNN may choose other TF32 kernels: near ties go the other way, and the counts differ by up to 6 of
+# 50,000. The networks of the folds were not kept, so this cannot be measured again. New values are counted from the
+# predictions.
+TOLERANCES = {"table3": {"rel": 2e-3}, "fig5": {"abs": 6 / 50_000 + 1e-9}}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("data", numbers.DATASETS)
-def test_values_are_those_of_the_outcomes_where_the_data_is_here(data):
-    """Every share with outcomes: of the views, all that is right under attack; else what was right before too."""
+def test_every_value_with_outcomes_is_recounted_where_the_data_is_here(data):
     if mmlda.data.find(data) is None:
         pytest.skip(f"{data} is not here: mmlda data fetch {data}")
-    labels, seen = mmlda.data.load(data)[1].labels, 0
+    (train, test), seen = mmlda.data.load(data), 0
     for result in RESULTS:
-        if result.kind not in ("table1", "table2", "table3", "worst", "suspect") or result.dataset != data:
-            continue
-        columns, here = outcomes(result), labels[: result.data["images"]]
-        before = columns["clean"].long() == here
-        if result.kind == "table1":
-            assert result.value == pytest.approx(1 - before.double().mean().item()), result.name
-        elif result.kind == "table3":
-            broken = columns["distortion"][before & columns["success"]].double()
-            assert result.value == pytest.approx(broken.mean().item(), rel=1e-3), (
-                result.name
-            )  # stored in half precision
-        else:
-            right = columns["prediction"].long() == here
-            kept = right if result.kind == "suspect" else right & before
-            assert result.value == pytest.approx(kept.double().mean().item()), result.name
-            plain = result.numbers.get("plain_accuracy", right.double().mean().item())
-            assert plain == pytest.approx(right.double().mean().item()), result.name
-        seen += 1
-    assert seen > 400
+        if result.dataset == data and result.outcomes is not None:
+            columns = outcomes(result)
+            value = float(recounted(result, columns, train, test))
+            assert result.value == pytest.approx(value, **TOLERANCES.get(result.kind, {"rel": 1e-9})), result.name
+            if "plain_accuracy" in result.numbers and result.kind not in ("table3", "fig4"):
+                plain = (columns["prediction"] == test.labels[: result.n]).double().mean().item()
+                assert plain == pytest.approx(result.numbers["plain_accuracy"]), result.name
+            seen += 1
+    assert seen > 500

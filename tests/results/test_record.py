@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import binomtest
 
 from mmlda import results
-from mmlda.results import Result, difference_interval, load_all, wilson
+from mmlda.results import Result, difference_interval, find_results, load_all, wilson
 
 FULL = {
     "name": "table2-x",
@@ -86,6 +86,15 @@ def test_load_all_skips_other_json_files_and_names_a_bad_folder(tmp_path):
     assert [r.name for r in load_all(tmp_path)] == ["table2-x"]
     with pytest.raises(ValueError, match="nowhere"):
         load_all(tmp_path / "nowhere")
+
+
+def test_a_folder_of_work_counts_where_its_result_is_not_stored_above(tmp_path):
+    made = Result(name="result", kind="evaluation", what="", value=0.5)
+    for folder in ("attack", "evaluation/bim"):
+        made.save(tmp_path / folder)
+        (tmp_path / folder / "work.json").write_text("{}")
+    dataclasses.replace(made, name="bim").save(tmp_path / "evaluation")
+    assert list(find_results(tmp_path)) == [str(Path("evaluation/bim.json")), str(Path("attack/result.json"))]
 
 
 @pytest.mark.parametrize("change", [{"name": "../x"}, {"name": ".x"}, {"name": ""}, {"value": float("nan")}])

@@ -103,5 +103,5 @@ def test_a_minimal_old_file_loads(tmp_path):
     path.write_text(json.dumps({**given, "a_field_since_removed": 1}))
     assert Result.load(path).value == 0.4
     path.write_text(json.dumps({**given, "cell": []}))
-    with pytest.raises(ValueError, match=r"old.json: cell must be names with values, got \[\]"):
+    with pytest.raises(ValueError, match=r"old\.json: fields must be those of schema 1, got others"):
         Result.load(path)

@@ -2,9 +2,10 @@
 
 from mmlda.results.intervals import difference_interval, wilson
 from mmlda.results.labels import HEADS, label
+from mmlda.results.packing import pack
 from mmlda.results.provenance import code_version, device_name, head_of, measured_on, traced, versions, weights_digest
-from mmlda.results.record import Result, load_all, result_files
-from mmlda.results.upgrade import SCHEMA, upgrade
+from mmlda.results.record import Result, find_result, find_results, load_all
+from mmlda.results.upgrade import SCHEMA
 
 __all__ = [
     "HEADS",
@@ -13,13 +14,14 @@ __all__ = [
     "code_version",
     "device_name",
     "difference_interval",
+    "find_result",
+    "find_results",
     "head_of",
     "label",
     "load_all",
     "measured_on",
-    "result_files",
+    "pack",
     "traced",
-    "upgrade",
     "versions",
     "weights_digest",
     "wilson",

@@ -4,12 +4,29 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["difference_interval", "wilson"]
-
 
 def wilson(successes: int, n: int, z: float = 1.959963984540054) -> tuple[float, float]:
-    """Wilson's 95% interval for a share.
+    """Wilson's confidence interval for a share.
 
+    Parameters
+    ----------
+    successes, n
+        `successes` of `n` trials; `n` is at least 1.
+    z
+        Quantile of the standard normal distribution (default: 95% confidence).
+
+    Returns
+    -------
+    tuple of float
+        Lower and upper end, in [0, 1].
+
+    Raises
+    ------
+    ValueError
+        If `successes` is outside 0 to `n`, or `n` is 0.
+
+    Examples
+    --------
     >>> low, high = wilson(8, 10)
     >>> round(low, 4), round(high, 4)
     (0.4902, 0.9433)
@@ -25,8 +42,22 @@ def wilson(successes: int, n: int, z: float = 1.959963984540054) -> tuple[float,
 
 
 def difference_interval(k1: int, n1: int, k2: int, n2: int) -> tuple[float, float]:
-    """A 95% interval for the difference of two shares k1 / n1 - k2 / n2 (Newcombe 1998, from Wilson's).
+    """95% confidence interval for the difference of two shares, k1 / n1 - k2 / n2.
 
+    Newcombe's (1998), from Wilson's intervals.
+
+    Parameters
+    ----------
+    k1, n1, k2, n2
+        `k1` of `n1` and `k2` of `n2` independent trials.
+
+    Returns
+    -------
+    tuple of float
+        Lower and upper end, in [-1, 1].
+
+    Examples
+    --------
     >>> low, high = difference_interval(56, 70, 48, 80)
     >>> round(low, 4), round(high, 4)
     (0.0524, 0.3339)

@@ -1,25 +1,35 @@
-"""What tables and figures call the network of a result. Labels are made from fields and never read back."""
+"""Names of networks in tables and figures. Labels are made from fields and never parsed."""
 
 from __future__ import annotations
 
 from mmlda.results.record import Result
 
-__all__ = ["HEADS", "label"]
-
 HEADS = {"softmax": "SR", "mmlda": "MM-LDA"}
-SHORT = {"softmax": "sr", "mmlda": "mmlda"}  # the head, in the name of a recipe
+SHORT = {"softmax": "sr", "mmlda": "mmlda"}  # the head as recipes name it
 
 
 def label(result: Result) -> str:
-    """The network of a result in the paper's words; its own name where no recipe is known.
+    """The network of a result, as tables and figures name it.
 
+    Parameters
+    ----------
+    result
+        Any result.
+
+    Returns
+    -------
+    str
+        The paper's term, such as "SR" or "MM-LDA"; the network's own name if no recipe is known.
+
+    Examples
+    --------
     >>> label(Result(name="x", kind="table1", what="", value=None, dataset="mnist", head="softmax", recipe="mnist-sr"))
     'SR'
     """
     head = HEADS.get(result.head, result.network)
     if not result.recipe:
         return result.network or head
-    if "variant" in result.cell:  # one of the suspects behind Table 2, which have a recipe in common
+    if "variant" in result.cell:  # the suspects behind Table 2 share a recipe
         return str(result.cell["variant"]) or head
     if result.fine_tuning:
         head += f" + {result.fine_tuning.upper()}{_made_for(result)}"
@@ -34,7 +44,7 @@ def label(result: Result) -> str:
 
 
 def _made_for(result: Result) -> str:
-    """The attack a network was fine-tuned on, unless it is the one it is attacked by; SAT's perturbation in audits."""
+    """The attack used in fine-tuning, unless the result is about that attack; for SAT in audits, with its eps."""
     adversary = (result.recipe_settings or {}).get("adversary") or {}
     attack, eps = str(adversary.get("attack", "")).upper(), adversary.get("eps")
     if not attack or attack == result.attack:

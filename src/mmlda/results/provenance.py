@@ -16,11 +16,20 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["code_version", "device_name", "head_of", "measured_on", "traced", "versions", "weights_digest"]
-
 
 def device_name(device: torch.device | str) -> str:
-    """The name of a device: that of the GPU, or of the processor."""
+    """Name of a device: the model of the GPU or of the processor.
+
+    Parameters
+    ----------
+    device
+        Such as "cpu" or "cuda:0".
+
+    Examples
+    --------
+    >>> bool(device_name("cpu"))
+    True
+    """
     import torch
 
     place = torch.device(device)
@@ -28,7 +37,13 @@ def device_name(device: torch.device | str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """The versions that numbers depend on, and the number of threads."""
+    """Versions of the software that numbers depend on, and the number of threads.
+
+    Examples
+    --------
+    >>> list(versions())
+    ['mmlda', 'torch', 'python', 'threads']
+    """
     import torch
 
     return {
@@ -40,14 +55,47 @@ def versions() -> dict[str, str]:
 
 
 def measured_on(device: torch.device | str) -> dict[str, Any]:
-    """Where something is measured, as fields of `Result`: device, versions, commit."""
+    """Fields of `Result` that say where a number was measured: device, versions and commit.
+
+    Parameters
+    ----------
+    device
+        Such as "cpu" or "cuda:0".
+
+    Examples
+    --------
+    >>> list(measured_on("cpu"))
+    ['device', 'versions', 'commit']
+    """
     return {"device": device_name(device), "versions": versions(), "commit": code_version()}
 
 
 def traced(model: Any, data: Any, device: torch.device | str, name: str = "") -> dict[str, Any]:
-    """What is measured and where, as fields of `Result`: network, its weights' SHA-256, data, and `measured_on`.
+    """Fields of `Result` that say what was measured, and where.
 
-    `model` is a module, or a function without weights; `data` is an `ImageData`.
+    Parameters
+    ----------
+    model
+        A module, or a function without weights.
+    data
+        An `ImageData`.
+    device
+        Such as "cpu" or "cuda:0".
+    name
+        Name of the network (default: "").
+
+    Returns
+    -------
+    dict
+        `network`, `network_sha256` ("" without weights), `data`, and the fields of `measured_on`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from mmlda import ImageData
+    >>> data = ImageData(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1]), ("a", "b"))
+    >>> traced(torch.nn.Flatten(), data, "cpu", "mine")["network"]
+    'mine'
     """
     weights = model.state_dict() if hasattr(model, "state_dict") else {}
     return {
@@ -59,15 +107,44 @@ def traced(model: Any, data: Any, device: torch.device | str, name: str = "") ->
 
 
 def head_of(model: Any) -> str:
-    """The head of a network that can describe itself, "softmax" or "mmlda"; "" for others."""
+    """Head of a network: "softmax" or "mmlda", or "" for a network without a `config`.
+
+    Parameters
+    ----------
+    model
+        Any model.
+
+    Examples
+    --------
+    >>> from mmlda.models import build
+    >>> head_of(build({"backbone": "conv_net", "head": "softmax"}))
+    'softmax'
+    """
     try:
         return str(model.config["head"])
-    except (AttributeError, KeyError, TypeError, ValueError):  # ValueError: a backbone of the user's own
+    except (AttributeError, KeyError, TypeError, ValueError):  # ValueError: the backbone is not this package's
         return ""
 
 
 def weights_digest(state_dict: Mapping[str, torch.Tensor]) -> str:
-    """The SHA-256 of a network's weights, as safetensors stores them."""
+    """SHA-256 of a network's weights, as safetensors stores them.
+
+    Parameters
+    ----------
+    state_dict
+        Tensors by name.
+
+    Returns
+    -------
+    str
+        64 hexadecimal digits.
+
+    Examples
+    --------
+    >>> import torch
+    >>> len(weights_digest(torch.nn.Linear(3, 2).state_dict()))
+    64
+    """
     from mmlda._utils.tensors import packed
 
     return hashlib.sha256(packed(dict(state_dict))).hexdigest()
@@ -75,7 +152,13 @@ def weights_digest(state_dict: Mapping[str, torch.Tensor]) -> str:
 
 @functools.cache
 def code_version() -> str:
-    """The commit of this code, with "+" where it has been changed since; "" outside a checkout of it."""
+    """Commit of this code: 12 digits, with a "+" if files have changed since; "" outside a git checkout.
+
+    Examples
+    --------
+    >>> len(code_version()) in (0, 12, 13)
+    True
+    """
     here = Path(__file__).resolve().parents[1]  # src/mmlda
 
     def git(*words: str) -> str:
@@ -84,7 +167,7 @@ def code_version() -> str:
 
     try:
         if Path(git("rev-parse", "--show-toplevel")) != here.parent.parent:
-            return ""  # installed inside somebody else's checkout
+            return ""  # installed inside another project's checkout
         return git("rev-parse", "HEAD")[:12] + ("+" if git("status", "--porcelain", "--", str(here)) else "")
     except (OSError, subprocess.SubprocessError):
         return ""

@@ -1,10 +1,11 @@
-"""One result, one JSON file: a number, the paper's number beside it, and everything needed to judge and check it.
+"""A result: a number, the paper's number beside it, and everything needed to judge and check it.
 
-Results connect what runs on a device with what reads the outcome, so this module needs only the standard library.
-The outcome of every image (predictions, distances, adversarial images) is stored in a safetensors file beside the
-JSON file, which records its name and SHA-256.
+Results connect measurements with whatever reads them, so this module needs only the standard library. A job writes one
+JSON file per result, with the outcome of every image (predictions, distances, adversarial images) in a safetensors file
+beside it. `mmlda.results.pack` gathers the results of a table in one file of each kind. `find_results`, `find_result`
+and `Result.load` read both layouts.
 
-Facts are typed fields; `mmlda.results.label` makes the words of a table from them. Shares are numbers in [0, 1].
+Facts are typed fields; `mmlda.results.label` words them for tables. Shares are numbers in [0, 1].
 """
 
 from __future__ import annotations
@@ -19,50 +20,88 @@ from pathlib import Path
 from typing import Any
 
 from mmlda._utils.files import write_whole
+from mmlda.results.columns import join_columns, read_columns
 from mmlda.results.intervals import wilson
 from mmlda.results.upgrade import SCHEMA, upgrade
 
-__all__ = ["Result", "load_all", "result_files"]
+SHARED = ("recipe_settings", "attack_settings", "data", "versions", "series")  # stored once where results are packed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """A number with its provenance.
 
-    Args:
-        name: name of the file, without its ending.
-        kind: the table or figure it belongs to: "table1", ..., "fig5", "worst", "audit", "evaluation", "theory",
-            "suspect" or "claim".
-        what: the number in words.
-        value: the number; a word for an audit; None where it is not defined.
-        unit: "share" (of images, in [0, 1]), "share difference", "distortion", ... or "".
-        interval: 95% confidence interval, in the unit of `value`.
-        paper: the paper's number, in the unit of `value`, or its sentence.
-        holds: whether the paper's claim holds here; None where this result does not decide it.
-        note: what to know before quoting it, such as the scale, where it is not the paper's.
-        n: number of images, or of whatever `value` is computed from.
-        seed: seed of the network.
-        dataset: "cifar10", "mnist", "digits" or "".
-        head: "softmax", "mmlda" or "".
-        recipe: name of the training recipe; `recipe_settings` are its settings.
-        fine_tuning: "", "sat" or "hat" (Sec. 4.3).
-        attack: class name of the attack, such as "BIM"; `attack_settings` are its settings.
-        eps: the perturbation, on pixels in [0, 1].
-        target: what the attack aims at, where an attack has several: "untargeted", "random", "least-likely".
-        claim: key of the paper's sentence, for results of kind "claim".
-        cell: further coordinates: the surface of JSMA, the class-biased set, log10(C), ...
-        train_steps: training steps of the network.
-        attack_steps: steps of the attack.
-        seconds: how long the measurement took.
-        numbers: what else was measured, by name; shares are in [0, 1].
-        series: what a figure is drawn from, by name.
-        network: the network's name; `network_sha256` is the SHA-256 of its weights.
-        compiled: whether the network was compiled for the attack.
-        data: name, number and SHA-256 of the images used.
-        device: name of the device it was measured on.
-        versions: versions of the software, and the number of threads.
-        commit: commit of the code.
-        outcomes: name, SHA-256 and size of the safetensors file beside this one.
+    Parameters
+    ----------
+    name
+        File name, without its extension.
+    kind
+        Table or figure: "table1", ..., "fig5", "worst", "audit", "evaluation", "theory", "suspect" or "claim".
+    what
+        The number in words.
+    value
+        The number; a word for an audit; None if undefined.
+    unit
+        "share" (of images, in [0, 1]), "share difference", "distortion", ... or "" (default).
+    interval
+        95% confidence interval, in the unit of `value`.
+    paper
+        The paper's number in the unit of `value`, or its sentence.
+    holds
+        Whether the paper's claim holds here; None if this result does not decide it.
+    note
+        What to know before quoting the number, such as a scale that differs from the paper's.
+    n
+        Number of images, or of whatever `value` is computed from.
+    seed
+        Seed of the network.
+    dataset
+        "cifar10", "mnist", "digits" or "".
+    head
+        "softmax", "mmlda" or "".
+    recipe, recipe_settings
+        Name and settings of the training recipe.
+    fine_tuning
+        "", "sat" or "hat" (Sec. 4.3).
+    attack, attack_settings
+        Class name of the attack, such as "BIM", and its settings.
+    eps
+        Perturbation, on pixels in [0, 1].
+    target
+        What the attack aims at, for attacks with several modes: "untargeted", "random" or "least-likely".
+    claim
+        Key of the paper's sentence, for results of kind "claim".
+    cell
+        Further coordinates: the surface of JSMA, the class-biased set, log10(C), ...
+    train_steps, attack_steps
+        Steps of training and of the attack.
+    seconds
+        Duration of the measurement.
+    numbers
+        Other measurements by name; shares are in [0, 1].
+    series
+        Data of a figure, by name.
+    network, network_sha256
+        Name of the network and SHA-256 of its weights.
+    compiled
+        Whether the network was compiled for the attack.
+    data
+        Name, number and SHA-256 of the images.
+    device, versions, commit
+        Device, software versions (with the number of threads), and commit of the code.
+    outcomes
+        Name, SHA-256 and size of the safetensors file beside this one.
+
+    Raises
+    ------
+    ValueError
+        If `name` cannot name a file, or `value` is NaN or infinite.
+
+    Examples
+    --------
+    >>> result = Result(name="x", kind="table1", what="test error", value=0.12, paper=0.1)
+    >>> round(result.difference, 2)
+    0.02
     """
 
     name: str
@@ -110,8 +149,17 @@ class Result:
 
     @classmethod
     def counted(cls, count: int, n: int, **fields: Any) -> Result:
-        """The share of `count` among `n` images, with Wilson's 95% interval.
+        """A share of images with Wilson's 95% interval.
 
+        Parameters
+        ----------
+        count, n
+            `count` of `n` images.
+        **fields
+            Further fields of the result; `value`, `unit`, `interval` and `n` are set here.
+
+        Examples
+        --------
         >>> Result.counted(8, 10, name="x", kind="table2", what="accuracy").value
         0.8
         """
@@ -119,21 +167,39 @@ class Result:
 
     @property
     def difference(self) -> float | None:
-        """Ours minus the paper's, where both are numbers."""
+        """`value` minus `paper`; None unless both are numbers."""
         both = isinstance(self.value, int | float) and isinstance(self.paper, int | float)
         return float(self.value) - float(self.paper) if both else None  # type: ignore[arg-type]
 
     @property
     def number(self) -> float:
-        """The value of a result that has a number."""
+        """`value` as a float; raises ValueError if it is not a number."""
         if not isinstance(self.value, int | float):
             raise ValueError(f"value of {self.name} must be a number, got {self.value!r}")
         return float(self.value)
 
     def save(self, folder: str | Path, outcomes: bytes | None = None) -> Result:
-        """Write `folder/name.json`, and `outcomes` beside it; return the result as it was written.
+        """Write `folder/name.json`, with the outcomes beside it.
 
-        The outcomes are written first: a result never names a file that does not exist.
+        The outcomes are written first, so a result never names a file that does not exist.
+
+        Parameters
+        ----------
+        folder
+            Created if missing.
+        outcomes
+            Content of a safetensors file with one row per image (default: none).
+
+        Returns
+        -------
+        Result
+            The result as written, with `outcomes` filled in.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> Result(name="x", kind="theory", what="a bound", value=7.45).save(tempfile.mkdtemp()).value
+        7.45
         """
         result = self
         if outcomes is not None:
@@ -148,76 +214,207 @@ class Result:
 
     @classmethod
     def load(cls, path: str | Path) -> Result:
-        """Read one file, of this schema or an older one."""
-        values = _read(Path(path))
-        fields = {f.name: f for f in dataclasses.fields(cls)}
-        for name, f in fields.items():
-            required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-            if required and name not in values:
-                raise ValueError(f"{path}: {name} must be in every result, got none")
-        known = {name: value for name, value in values.items() if name in fields}
-        for name in ("cell", "numbers", "series", "versions"):
-            if not isinstance(known.get(name, {}), dict):
-                raise ValueError(f"{path}: {name} must be names with values, got {known[name]!r}")
-        if isinstance(known.get("interval"), list):
-            known["interval"] = tuple(known["interval"])
-        return cls(**known)
+        """Read one result.
+
+        Parameters
+        ----------
+        path
+            `name.json`, or `table.jsonl#name` for a packed result.
+
+        Raises
+        ------
+        ValueError
+            If there is no such result, if it is damaged, or if a newer version of mmlda wrote it.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> saved = Result(name="x", kind="theory", what="a bound", value=7.45).save(folder)
+        >>> Result.load(f"{folder}/x.json") == saved
+        True
+        """
+        table, packed, name = str(path).rpartition("#")
+        file = Path(table if packed else path)
+        found = read_file(file, name if packed else None) if file.is_file() else {}
+        if len(found) != 1:
+            raise ValueError(f"path must be the JSON of a result, or table.jsonl#name, got {str(path)!r}")
+        return next(iter(found.values()))
 
     def read_outcomes(self, folder: str | Path) -> bytes:
-        """The safetensors file beside the result; a ValueError where it is missing, truncated or altered."""
+        """Read the outcome of every image.
+
+        Parameters
+        ----------
+        folder
+            Folder that the result was read from.
+
+        Returns
+        -------
+        bytes
+            A safetensors file.
+
+        Raises
+        ------
+        ValueError
+            If the result has no outcomes, or if they are missing, truncated or altered.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> Result(name="x", kind="theory", what="", value=None).save(folder, b"bytes").read_outcomes(folder)
+        b'bytes'
+        """
         if self.outcomes is None:
             raise ValueError(f"{self.name} must be a result with outcomes beside it, got one without")
-        name = str(self.outcomes["file"])
-        if Path(name).name != name:
-            raise ValueError(f"{self.name}: outcomes must be in a file beside it, got {name!r}")
-        path = Path(folder) / name
+        file, packed, part = str(self.outcomes["file"]).partition("#")
+        path = Path(folder) / file
+        if Path(file).is_absolute() or ".." in Path(file).parts:
+            raise ValueError(f"{self.name}: outcomes must be in a file beside it, got {file!r}")
         if not path.is_file():
             raise ValueError(f"{path} is missing: it has the outcomes of {self.name}")
-        content = path.read_bytes()
+        content = join_columns(read_columns(path, f"{part}/")) if packed else path.read_bytes()
         if hashlib.sha256(content).hexdigest() != self.outcomes["sha256"]:
-            raise ValueError(f"{path} is truncated or altered (SHA-256 differs from the one in {self.name}.json)")
+            raise ValueError(f"{path} is truncated or altered (SHA-256 differs from the one that {self.name} has)")
         return content
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """The fields of a result in a file, by the names of this schema."""
-    if not path.is_file():
-        raise ValueError(f"{path} must be the JSON file of a result, got no file there")
-    try:
-        values = json.loads(path.read_text())
-    except (ValueError, UnicodeDecodeError):
-        raise ValueError(f"{path} must be the JSON file of a result, got another file") from None
-    if not isinstance(values, dict) or not {"schema", "name", "kind"} <= values.keys():
-        raise ValueError(f"{path} must be a result, with its schema, name and kind, got another file")
-    if not isinstance(values["schema"], int) or values["schema"] > SCHEMA:
-        raise ValueError(f"{path}: schema must be at most {SCHEMA}, got {values['schema']!r}: made by a newer mmlda")
-    try:
-        return upgrade(values)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-
-
 def load_all(folder: str | Path) -> list[Result]:
-    """The results in a folder and below it, in the order of their paths."""
-    return [Result.load(path) for path in result_files(folder)]
+    """Read the results in a folder and its subfolders, sorted by name; see `find_results`."""
+    return list(find_results(folder).values())
 
 
-def result_files(folder: str | Path) -> list[Path]:
-    """The files of results in a folder and below it; JSON files of another kind are skipped.
+def find_results(folder: str | Path) -> dict[str, Result]:
+    """Read the results in a folder and its subfolders, packed or not.
 
-    So are those in subfolders of unfinished work (with a `work.json`): their results are stored above them.
+    A result in a file of its own replaces a packed one of the same name in the same folder or below, since it is newer.
+    Files of other kinds are skipped. A subfolder of work (with a `work.json`) counts only where no result outside has
+    its name: `evaluate` and `reproduce` store their results above it, `attack` leaves its result in it.
+
+    Parameters
+    ----------
+    folder
+        Folder to search.
+
+    Returns
+    -------
+    dict of str to Result
+        Sorted by name. The keys are paths for `Result.load`, relative to the folder: `name.json` or `table.jsonl#name`.
+
+    Raises
+    ------
+    ValueError
+        If `folder` is not a folder, or if one of its results is damaged.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> _ = Result(name="x", kind="theory", what="a bound", value=7.45).save(folder)
+    >>> {key: result.value for key, result in find_results(folder).items()}
+    {'x.json': 7.45}
     """
-    if not Path(folder).is_dir():
+    folder = Path(folder)
+    if not folder.is_dir():
         raise ValueError(f"folder must be a folder of results, got {str(folder)!r}")
-    paths = sorted(Path(folder).rglob("*.json"))
-    working = {path.parent for path in paths if path.name == "work.json"} - {Path(folder)}
-    return [path for path in paths if path.parent not in working and _is_result(path)]
+    paths = sorted(folder.rglob("*.json"))
+    working = {path.parent for path in paths if path.name == "work.json"} - {folder}
+    found, newer = {}, set()
+    for path in paths:
+        for name, result in read_file(path).items():
+            found[path] = result
+            newer.add((path.parent, name))
+    for table in sorted(folder.rglob("*.jsonl")):
+        for name, result in read_file(table).items():
+            if not any((parent, name) in newer for parent in table.parents):
+                found[Path(f"{table}#{name}")] = result
+    names = {result.name for path, result in found.items() if path.parent not in working}
+    found = {path: r for path, r in found.items() if path.parent not in working or path.parent.name not in names}
+    ordered = sorted(found.items(), key=lambda item: (item[1].name, item[0]))
+    return {str(path.relative_to(folder)): _seen_from(folder, path, result) for path, result in ordered}
 
 
-def _is_result(path: Path) -> bool:
-    """Whether a JSON file declares itself a result."""
+def find_result(folder: str | Path, name: str) -> Result | None:
+    """Read the result of one name: from its own file, or packed in the folder or one directly below it.
+
+    Returns
+    -------
+    Result or None
+        None if the folder has no such result.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> find_result(tempfile.mkdtemp(), "table1-digits-sr-0") is None
+    True
+    """
+    folder = Path(folder)
+    for path in (*folder.glob(f"{name}.json"), *folder.glob("*.jsonl"), *folder.glob("*/*.jsonl")):
+        if result := read_file(path, name).get(name):
+            return _seen_from(folder, path, result)
+    return None
+
+
+def _seen_from(folder: Path, path: Path, result: Result) -> Result:
+    """The result at a path, with its outcomes' file relative to the folder."""
+    if not isinstance(result.outcomes, dict) or path.parent == folder:
+        return result
+    file = path.parent.relative_to(folder) / str(result.outcomes.get("file", ""))
+    return dataclasses.replace(result, outcomes={**result.outcomes, "file": str(file)})
+
+
+def read_file(path: Path, name: str | None = None) -> dict[str, Result]:
+    """Read the results in a file by name, or only the one called `name`; {} for a file of another kind.
+
+    A `.json` file is one result. In a `.jsonl` file, the first line is `{"schema": ..., "shared": {...}}` and every
+    other line is a result without the fields that have their default. A string in a field of `SHARED` is a key of
+    "shared", which stores values that several results have in common. The outcomes are in the safetensors file beside
+    it, in columns "<name of the result>/<column>".
+    """
+    packed = path.suffix == ".jsonl"
+    with path.open(encoding="utf-8") as file:
+        try:
+            header = json.loads(file.readline() if packed else file.read())
+            schema, shared = header["schema"], header["shared" if packed else "cell"]
+        except (ValueError, TypeError, KeyError):
+            return {}
+        if not packed:
+            results = [_from_values(header, str(path))]
+        else:
+            start = "" if name is None else f'{{"name": {json.dumps(name)},'
+            places = ((line, f"{path}, line {number}") for number, line in enumerate(file, 2) if line.startswith(start))
+            results = [_from_values({"schema": schema, **_unpacked(line, shared, path, at)}, at) for line, at in places]
+    return {result.name: result for result in results}
+
+
+def _unpacked(line: str, shared: dict[str, Any], table: Path, where: str) -> dict[str, Any]:
+    """The fields of a packed result."""
     try:
-        values = json.loads(path.read_text())
-    except (ValueError, UnicodeDecodeError):
-        return False
-    return isinstance(values, dict) and {"schema", "name", "kind", "cell"} <= values.keys()
+        values = json.loads(line)
+        values |= {key: shared[values[key]] for key in SHARED if isinstance(values.get(key), str)}
+        if "outcomes" in values:
+            values["outcomes"] = {**values["outcomes"], "file": f"{table.stem}.safetensors#{values['name']}"}
+        return values
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(f"{where} must be a packed result, got another line") from None
+
+
+def _from_values(values: dict[str, Any], where: str) -> Result:
+    """A result from the fields in a file, of this schema or an older one."""
+    schema = values["schema"]
+    if not isinstance(schema, int) or schema > SCHEMA:
+        raise ValueError(f"{where}: schema must be at most {SCHEMA}, got {schema!r}: made by a newer mmlda")
+    try:
+        known = {name: value for name, value in upgrade(values).items() if name in Result.__dataclass_fields__}
+        for name in ("name", "kind", "what", "value"):
+            if name not in known:
+                raise ValueError(f"{name} must be in every result, got none")
+        for name in ("cell", "numbers", "series", "versions"):
+            if not isinstance(known.get(name, {}), dict):
+                raise ValueError(f"{name} must be names with values, got {known[name]!r}")
+        if isinstance(known.get("interval"), list):
+            known["interval"] = tuple(known["interval"])
+        return Result(**known)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
