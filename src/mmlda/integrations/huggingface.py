@@ -1,0 +1,104 @@
+"""Networks in Hugging Face's layout: `config.json`, `model.safetensors` and a model card, in a folder or on the Hub.
+
+>>> import tempfile
+>>> folder = tempfile.mkdtemp()
+>>> HubClassifier.from_pretrained("mnist-mmlda").save_pretrained(folder)  # a network that ships
+>>> HubClassifier.from_pretrained(folder).num_classes
+10
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Self
+
+from safetensors.torch import load_file
+from torch import nn
+
+from mmlda._utils.checks import invalid
+from mmlda._utils.files import write_json
+from mmlda._utils.tensors import save_tensors
+from mmlda.models import Classifier, build
+from mmlda.zoo import about, load, names
+
+try:
+    from huggingface_hub import ModelCard, ModelCardData, ModelHubMixin, hf_hub_download
+except ImportError:
+    raise ImportError("Hugging Face's layout needs huggingface_hub: pip install 'mmlda[huggingface]'") from None
+
+__all__ = ["HubClassifier"]
+
+
+class HubClassifier(Classifier, ModelHubMixin, library_name="mmlda", pipeline_tag="image-classification"):
+    """A `Classifier` with `save_pretrained`, `from_pretrained` and `push_to_hub`.
+
+    Make one from a network of your own with `HubClassifier.of(model)`. `card` describes it in the model card: data,
+    accuracy, recipe. Weights are read from safetensors only, never from a pickle.
+    """
+
+    card: dict[str, Any]
+
+    @classmethod
+    def of(cls, model: nn.Module, /, **card: Any) -> Self:
+        """A HubClassifier that shares the modules of `model`, a `Classifier` with a backbone of this package."""
+        if not isinstance(model, Classifier):
+            raise invalid("model", "a Classifier", type(model).__name__)
+        hub = cls.__new__(cls)
+        nn.Module.__init__(hub)
+        hub.__dict__.update(model.__dict__)
+        hub.card = card
+        return hub
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        config = self.config  # before anything is written: it raises for a backbone it cannot describe
+        save_tensors(save_directory / "model.safetensors", self.state_dict(), {"format": "pt"})
+        write_json(save_directory / "config.json", config)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Self:
+        """A network in eval mode: a folder, the name of a network that ships, or the id of a repository on the Hub."""
+        source = pretrained_model_name_or_path
+        if str(source) in names() and not Path(source).is_dir():
+            return cls.of(load(str(source)), **about(str(source))).eval()
+        return super().from_pretrained(source, **options)
+
+    @classmethod
+    def _from_pretrained(cls, *, model_id: str, config: dict[str, Any] | None = None, **options: Any) -> Self:
+        if config is None:
+            raise invalid("source", "a folder or repository with config.json and model.safetensors", model_id)
+        path = Path(model_id) / "model.safetensors"
+        if not Path(model_id).is_dir():
+            path = Path(hf_hub_download(model_id, "model.safetensors", **options))
+        elif not path.is_file():
+            raise invalid("source", "a folder or repository with config.json and model.safetensors", model_id)
+        model, weights = build(config), load_file(path)
+        model.to(weights["mean"].dtype).load_state_dict(weights)
+        return cls.of(model).eval()
+
+    def generate_model_card(self, *args: Any, **facts: Any) -> ModelCard:
+        """The model card, from `card` and from what is passed here."""
+        card, config = {**getattr(self, "card", {}), **facts}, self.config
+        table = config["backbone"] == "mlp"
+        data = ModelCardData(
+            library_name="mmlda",
+            pipeline_tag="tabular-classification" if table else "image-classification",
+            tags=["mmlda", "max-mahalanobis"],
+            datasets=[card["data"]] if card.get("data") else None,
+        )
+        head = f"Max-Mahalanobis head, C = {config['C']:g}" if config["head"] == "mmlda" else "softmax head"
+        rows = [("network", f"{config['backbone']}, {head}, {config['num_classes']} classes")]
+        if card.get("data"):
+            rows.append(("dataset", card["data"]))
+        if card.get("accuracy") is not None:
+            images = f" on {card['test_images']:,} images" if card.get("test_images") else ""
+            rows.append(("test accuracy", f"{100 * card['accuracy']:.2f}%{images}"))
+        if card.get("recipe"):
+            settings = {key: value for key, value in card["recipe"].items() if value not in (None, 0, False)}
+            rows.append(("recipe", ", ".join(f"{key} {value}" for key, value in settings.items())))
+        body = "".join(f"| {name} | {value} |\n" for name, value in rows)
+        inputs = "rows of numbers" if table else "images in [0, 1], [N, C, H, W],"
+        code = (
+            'from mmlda.integrations.huggingface import HubClassifier\n\nmodel = HubClassifier.from_pretrained("...")'
+        )
+        text = f"# {card.get('name', 'An mmlda network')}\n\nFrom {inputs} to logits.\n\n| | |\n|---|---|\n{body}"
+        return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}\n```python\n{code}\n```\n")

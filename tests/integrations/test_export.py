@@ -1,0 +1,149 @@
+"""Exported files compute what the network computes, and a wrong exporter is refused."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_iris
+
+import mmlda
+from mmlda.integrations import export as module
+from mmlda.integrations.export import ExportMismatch, export
+from mmlda.models import build
+
+onnxruntime = pytest.importorskip("onnxruntime", reason="the extra mmlda[onnx] is not installed")
+
+
+def run_onnx(path, x):
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (name,) = [one.name for one in session.get_inputs()]
+    return name, [torch.from_numpy(part) for part in session.run(["logits", "probabilities"], {name: x.numpy()})]
+
+
+@pytest.fixture(scope="module")
+def network():
+    """A Resnet whose batch norms have statistics of their own."""
+    model = build({"backbone": "resnet", "depth": 8, "channels": 1, "num_classes": 10}, seed=0)
+    with torch.no_grad():
+        for _ in range(3):
+            model(torch.rand(32, 1, 8, 8))
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def images():
+    return mmlda.data.load("digits")[1].pixels(slice(0, 20))
+
+
+def test_onnx_has_logits_and_probabilities_for_any_batch_size(network, images, tmp_path):
+    path = mmlda.export(network, tmp_path / "model.onnx", images=images)
+    for size in (1, 2, 20):
+        name, (logits, probabilities) = run_onnx(path, images[:size])
+        with torch.no_grad():
+            torch.testing.assert_close(logits, network(images[:size]), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(probabilities, logits.softmax(1))
+    assert name == "images" and [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_pt2_loads_without_the_package(network, images, tmp_path):
+    program = torch.export.load(export(network, tmp_path / "model.pt2", images=images))
+    logits, probabilities = program.module()(images[:5])
+    torch.testing.assert_close(logits, network(images[:5]))
+    torch.testing.assert_close(probabilities, logits.softmax(1))
+
+
+def test_a_network_that_ships(tmp_path):
+    path = export("mnist-mmlda", tmp_path / "model.onnx", root=tmp_path)
+    x = torch.rand(4, 1, 28, 28)
+    torch.testing.assert_close(run_onnx(path, x)[1][0], mmlda.load("mnist-mmlda")(x), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", mmlda.zoo.names())
+def test_every_network_that_ships(name, tmp_path):
+    assert export(name, tmp_path / "model.onnx", root=tmp_path).is_file()
+
+
+def test_a_fitted_estimator(tmp_path):
+    from mmlda.integrations.sklearn import MaxMahalanobisClassifier
+
+    X, y = load_iris(return_X_y=True)
+    estimator = MaxMahalanobisClassifier(random_state=0, max_iter=20).fit(X, y)
+    name, (_, probabilities) = run_onnx(export(estimator, tmp_path / "m.onnx"), torch.tensor(X, dtype=torch.float32))
+    assert name == "features"
+    np.testing.assert_allclose(probabilities, estimator.predict_proba(X), atol=1e-4)
+
+
+def test_the_model_keeps_its_mode_and_weights(network, images, tmp_path):
+    network.train()
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    export(network, tmp_path / "model.pt2", images=images)
+    assert network.training
+    network.eval()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+
+
+class Wrong(torch.nn.Module):
+    """What a wrong exporter makes of a network."""
+
+    def __init__(self, model, change):
+        super().__init__()
+        self.model, self.change = model, change
+
+    def forward(self, x):
+        return self.change(self.model(x))
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+def test_a_wrong_exporter_is_refused_and_leaves_no_file(suffix, network, images, tmp_path, monkeypatch):
+    right = module._program
+    monkeypatch.setattr(module, "_program", lambda model, x: right(Wrong(model, lambda logits: logits * 1.01), x))
+    with pytest.raises(ExportMismatch, match="exported logits must be within"):
+        export(network, tmp_path / f"model{suffix}", images=images)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda z: (z * float("nan"), z.softmax(1)), "logits must be within"),
+        (lambda z: (z[:1], z.softmax(1)), "must have shape"),
+        (lambda z: (z, z.sigmoid()), "probabilities must be"),
+    ],
+)
+def test_what_counts_as_a_mismatch(change, message, network, images):
+    with pytest.raises(ExportMismatch, match=message), torch.no_grad():
+        module._compare(network, lambda x: change(network(x)), images[:3], "real")
+
+
+def test_an_error_on_real_images_alone_is_found(network, images, tmp_path, monkeypatch):
+    real = module._pt2
+
+    def wrong_on_digits(program):
+        content, run = real(program)
+        return content, lambda x: run(x) if x.mean() > 0.45 else tuple(part + 1 for part in run(x))
+
+    monkeypatch.setattr(module, "_pt2", wrong_on_digits)
+    with pytest.raises(ExportMismatch, match="1 real inputs"):
+        export(network, tmp_path / "model.pt2", images=images)
+
+
+def test_mistakes_are_named(network, tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match=r"suffix of path must be one of .onnx, .pt2, got '.pb'"):
+        export(network, tmp_path / "model.pb")
+    with pytest.raises(ValueError, match="images must be given for a network whose image size is not known, got None"):
+        export(network, tmp_path / "model.onnx")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(ImportError, match=r"export to ONNX needs onnxruntime: pip install 'mmlda\[onnx\]'"):
+        export(network, tmp_path / "model.onnx", images=torch.rand(2, 1, 8, 8))
+
+
+def test_the_command(tmp_path, capsys, monkeypatch):
+    from mmlda import cli
+
+    monkeypatch.setattr(sys, "argv", ["mmlda", "export", "mnist-sr", str(tmp_path / "m.pt2"), "--root", str(tmp_path)])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert not stop.value.code and capsys.readouterr().out.strip() == str(tmp_path / "m.pt2")
+    assert (tmp_path / "m.pt2").stat().st_size > 1e6

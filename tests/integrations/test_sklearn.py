@@ -1,0 +1,149 @@
+"""MaxMahalanobisClassifier: scikit-learn's own checks, its tools, and what the estimator adds."""
+
+import io
+
+import joblib
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.datasets import load_breast_cancer, load_digits, load_iris, load_wine
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MinMaxScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import mmlda
+from mmlda.integrations.sklearn import MaxMahalanobisClassifier
+
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+IRIS = load_iris(return_X_y=True)
+
+
+def quick(**settings):
+    return MaxMahalanobisClassifier(**{"random_state": 0, "max_iter": 30, **settings})
+
+
+@parametrize_with_checks([MaxMahalanobisClassifier(random_state=0)])
+def test_scikit_learn_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.parametrize(("data", "least"), [(load_iris, 0.93), (load_wine, 0.93), (load_breast_cancer, 0.94)])
+def test_accuracy_over_folds(data, least):
+    assert cross_val_score(quick(max_iter=60), *data(return_X_y=True), cv=3).mean() > least
+
+
+def test_pipeline_grid_search_over_c_and_clone():
+    pipeline = make_pipeline(MinMaxScaler(), quick())
+    search = GridSearchCV(pipeline, {"maxmahalanobisclassifier__C": [1.0, 100.0]}, cv=3).fit(*IRIS)
+    best = search.best_estimator_[-1]
+    assert best.model_.head.C == best.C == search.best_params_["maxmahalanobisclassifier__C"]
+    assert search.best_score_ > 0.85
+    fresh = clone(best)
+    assert fresh.get_params() == best.get_params() and not hasattr(fresh, "model_")
+
+
+def test_joblib_round_trip():
+    fitted, file = quick().fit(*IRIS), io.BytesIO()
+    joblib.dump(fitted, file)
+    file.seek(0)
+    assert np.array_equal(joblib.load(file).decision_function(IRIS[0]), fitted.decision_function(IRIS[0]))
+
+
+def test_outputs_agree_with_each_other_and_with_the_network():
+    X, y = IRIS
+    labels = np.array(["setosa", "versicolor", "virginica"])[y]
+    fitted = quick().fit(X, labels)
+    logits, probabilities = fitted.decision_function(X), fitted.predict_proba(X)
+    with torch.no_grad():
+        np.testing.assert_allclose(logits, fitted.model_(torch.from_numpy(X)))
+    np.testing.assert_allclose(probabilities, torch.from_numpy(logits).softmax(1))
+    assert np.array_equal(fitted.predict(X), fitted.classes_[probabilities.argmax(1)])
+    assert fitted.score(X, labels) == np.mean(fitted.predict(X) == labels) > 0.9
+    assert list(fitted.classes_) == sorted(set(labels)) and fitted.n_features_in_ == 4
+
+
+def test_the_network_standardises_its_inputs():
+    X, y = IRIS
+    moved = quick().fit(X * [1, 1e3, 1e-3, 1] + [0, 0, 0, 1e6], y)
+    plain = quick().fit(X, y)
+    np.testing.assert_allclose(
+        moved.predict_proba(X * [1, 1e3, 1e-3, 1] + [0, 0, 0, 1e6]), plain.predict_proba(X), atol=1e-3
+    )
+
+
+def test_the_same_seed_gives_the_same_network_and_leaves_the_global_generator_alone():
+    state = torch.get_rng_state()
+    first, second, other = (quick(random_state=seed, max_iter=3).fit(*IRIS) for seed in (0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert np.array_equal(first.predict_proba(IRIS[0]), second.predict_proba(IRIS[0]))
+    assert not np.array_equal(first.predict_proba(IRIS[0]), other.predict_proba(IRIS[0]))
+
+
+def test_early_stopping_keeps_the_best_network():
+    rng = np.random.RandomState(0)
+    X, y = rng.randn(200, 20), rng.randint(0, 2, 200)  # nothing to learn, so the held-out loss soon rises
+    fitted = quick(early_stopping=True, max_iter=200).fit(X, y)
+    assert fitted.n_iter_ < 60 and len(fitted.loss_curve_) == fitted.n_iter_
+    assert fitted.score(X, y) < quick(max_iter=200).fit(X, y).score(X, y)
+
+
+def test_priors():
+    X, y = IRIS[0][:120], IRIS[1][:120]  # 50, 50 and 20
+    np.testing.assert_allclose(
+        quick(max_iter=1, priors="empirical").fit(X, y).model_.head.priors, [5 / 12, 5 / 12, 1 / 6]
+    )
+    given = quick(max_iter=1, priors=[0.2, 0.3, 0.5]).fit(X, y)
+    np.testing.assert_allclose(given.model_.head.priors, [0.2, 0.3, 0.5])
+    assert given.model_.config["priors"] == pytest.approx([0.2, 0.3, 0.5])
+
+
+def test_dim_and_hidden_layer_sizes_shape_the_network():
+    fitted = quick(max_iter=1, dim=7, hidden_layer_sizes=(9, 5)).fit(*IRIS)
+    assert fitted.model_.config["hidden"] == [9, 5] and fitted.model_.head.dim == 7
+    assert quick(max_iter=1).fit(*IRIS).model_.head.dim == 2
+    many = quick(max_iter=1, dim=3).fit(np.random.RandomState(0).randn(40, 2), np.arange(40) % 8)
+    assert many.decision_function([[0.0, 0.0]]).shape == (1, 8)  # more classes than dim + 1
+
+
+def test_images():
+    digits = load_digits()
+    images, y = np.rint(digits.images * 255 / 16).astype(np.uint8), digits.target
+    fitted = quick(max_iter=4).fit(images[:600], y[:600])
+    assert fitted.score(images[600:900], y[600:900]) > 0.8
+    assert fitted.image_shape_ == (1, 8, 8) and fitted.n_features_in_ == 64
+    floats = (images[600:610, None] / 255).astype(np.float32)
+    np.testing.assert_allclose(fitted.predict_proba(floats), fitted.predict_proba(images[600:610]), atol=1e-5)
+    with pytest.raises(ValueError, match=r"X must be images of shape \(1, 8, 8\), as in fit, got \(2, 64\)"):
+        fitted.predict(np.zeros((2, 64)))
+    with pytest.raises(ValueError, match=r"X must be a table \[N, D\], as in fit, got \(2, 8, 8\)"):
+        quick(max_iter=1).fit(*IRIS).predict(images[:2])
+
+
+def test_mistakes_are_named():
+    for settings, message in [
+        ({"C": -1.0}, "C must be a finite number > 0, got -1.0"),
+        ({"max_iter": 0}, "max_iter must be an integer >= 1, got 0"),
+        ({"priors": "uniform"}, "priors must be numbers, 'empirical' or None, got 'uniform'"),
+        ({"hidden_layer_sizes": ()}, r"hidden must be at least one width, got \(\)"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            quick(**settings).fit(*IRIS)
+    with pytest.raises(ValueError, match="y must be labels of at least 2 classes, got '1 class'"):
+        quick().fit([[0.0], [1.0]], [1, 1])
+
+
+@pytest.mark.filterwarnings("default::sklearn.exceptions.ConvergenceWarning")
+def test_reaching_max_iter_warns():
+    with pytest.warns(ConvergenceWarning, match="still improving after max_iter = 2 epochs"):
+        quick(max_iter=2).fit(*IRIS)
+
+
+def test_the_mlp_round_trips_through_its_config():
+    model = quick(max_iter=1).fit(IRIS[0].astype(np.float32), IRIS[1]).model_
+    again = mmlda.models.build(model.config)
+    again.load_state_dict(model.state_dict())
+    x = torch.rand(5, 4)
+    assert again.config == model.config and torch.equal(again(x), model(x))
