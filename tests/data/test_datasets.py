@@ -154,7 +154,7 @@ def test_load_refuses(tmp_path):
         load("cifar11")
     with pytest.raises(ValueError, match="no folders of images"):
         load(tmp_path)
-    with pytest.raises(ValueError, match=r"data must be an ImageData.*, got a dict"):
+    with pytest.raises(ValueError, match='data must have the keys "image" and "label", got'):
         load({})
 
 

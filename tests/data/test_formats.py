@@ -204,7 +204,7 @@ def test_cifar_needs_all_its_batches(tmp_path):
     for i in range(1, 6):
         (tmp_path / f"data_batch_{i}.bin").write_bytes(cifar_bin(*images_and_labels(2)))
     with pytest.raises(ValueError, match=r"test_batch\.bin missing"):
-        formats.read_cifar10(tmp_path)
+        formats.read_cifar(tmp_path)
 
 
 # ----------------------------------------------------------------------------------------------------- images

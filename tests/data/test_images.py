@@ -8,7 +8,8 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from mmlda.data import load, split
-from mmlda.data.images import ImageData, as_images
+from mmlda.data.convert import as_images
+from mmlda.data.images import ImageData
 
 
 def test_image_data():
@@ -97,7 +98,7 @@ def test_floats_that_are_not_keep_their_precision():
         (torch.zeros(2, 1, 2, 2).long(), torch.zeros(2).long(), "x must be .*, got torch.int64"),
         (torch.zeros(2, 1, 2, 2), torch.zeros(2), "y must be .*, got torch.float32"),
         (torch.zeros(2, 1, 2, 2), torch.zeros(2, 1).long(), r"y must be .*, got torch.int64 \[2, 1\]"),
-        (torch.zeros(2, 4), torch.zeros(2).long(), r"images must be .*, got torch.uint8 \[2, 4\]"),
+        (torch.zeros(2, 4, 1, 1, 1), torch.zeros(2).long(), r"images must be .*, got torch.uint8 \[2, 4, 1, 1, 1\]"),
     ],
 )
 def test_tensors_refused(x, y, words):
@@ -154,7 +155,7 @@ def test_datasets_refused():
     for label in (0.9, float("nan"), float("inf"), torch.tensor(0.5), torch.tensor([0, 1]), "ant", None):
         with pytest.raises(ValueError, match=r"^label 1 must be an integer, got "):
             as_images(Items([(image, 0), (image, label)]))
-    assert as_images(Items([(image, 1.0), (image, torch.tensor(2.0))])).labels.tolist() == [1, 2]
+    assert as_images(Items([(image, 0.0), (image, torch.tensor(2.0))])).labels.tolist() == [0, 2]
     with pytest.raises(ValueError, match="data must leave images to train and to test on, got 1 images"):
         load(Items([(image, 0)]))
     with pytest.raises(ValueError, match="part = 1"):

@@ -10,15 +10,14 @@ torch.Size([2, 1, 8, 8])
 """
 
 from mmlda.data.augment import augment, draw_augmentation
-from mmlda.data.datasets import CIFAR10, CLASSES, DIGITS, FASHION, data_root, find, load
-from mmlda.data.images import ImageData, as_images
-from mmlda.data.subsets import biased, bp1, bp2, fold_rows, folds, holdout, split
+from mmlda.data.convert import as_images
+from mmlda.data.datasets import CLASSES, data_root, find, load
+from mmlda.data.images import ImageData
+from mmlda.data.subsets import biased, bp1, bp2, fold_rows, folds, holdout, long_tailed, split, stratified
+from mmlda.data.tables import table
 
 __all__ = [
-    "CIFAR10",
     "CLASSES",
-    "DIGITS",
-    "FASHION",
     "ImageData",
     "as_images",
     "augment",
@@ -32,5 +31,8 @@ __all__ = [
     "folds",
     "holdout",
     "load",
+    "long_tailed",
     "split",
+    "stratified",
+    "table",
 ]

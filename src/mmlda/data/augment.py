@@ -9,10 +9,7 @@ __all__ = ["augment", "draw_augmentation"]
 
 
 def draw_augmentation(
-    *size: int,
-    pad: int = 4,
-    generator: torch.Generator | None = None,
-    device: torch.device | str | None = None,
+    *size: int, pad: int = 4, generator: torch.Generator | None = None, device: torch.device | str | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Random (dy, dx, flip) for `augment`, each of shape `size`: [N] for a batch, [steps, N] for an epoch.
 

@@ -12,34 +12,70 @@ import torch
 
 from mmlda._utils.checks import invalid
 from mmlda.data import formats
-from mmlda.data.images import ImageData, as_images, is_arrays
+from mmlda.data.convert import as_images, is_arrays
+from mmlda.data.images import ImageData
 from mmlda.data.subsets import split
-
-__all__ = ["CIFAR10", "CLASSES", "DIGITS", "FASHION", "data_root", "find", "load"]
 
 FASHION = tuple("T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot".split(","))
 CIFAR10 = tuple("airplane,automobile,bird,cat,deer,dog,frog,horse,ship,truck".split(","))
 DIGITS = tuple("0123456789")
-CLASSES = {"digits": DIGITS, "mnist": DIGITS, "fashion-mnist": FASHION, "cifar10": CIFAR10}
+CIFAR100_GROUPS = {  # CIFAR-100's coarse classes and the fine ones of each
+    "aquatic_mammals": "beaver dolphin otter seal whale",
+    "fish": "aquarium_fish flatfish ray shark trout",
+    "flowers": "orchid poppy rose sunflower tulip",
+    "food_containers": "bottle bowl can cup plate",
+    "fruit_and_vegetables": "apple mushroom orange pear sweet_pepper",
+    "household_electrical_devices": "clock keyboard lamp telephone television",
+    "household_furniture": "bed chair couch table wardrobe",
+    "insects": "bee beetle butterfly caterpillar cockroach",
+    "large_carnivores": "bear leopard lion tiger wolf",
+    "large_man-made_outdoor_things": "bridge castle house road skyscraper",
+    "large_natural_outdoor_scenes": "cloud forest mountain plain sea",
+    "large_omnivores_and_herbivores": "camel cattle chimpanzee elephant kangaroo",
+    "medium_mammals": "fox porcupine possum raccoon skunk",
+    "non-insect_invertebrates": "crab lobster snail spider worm",
+    "people": "baby boy girl man woman",
+    "reptiles": "crocodile dinosaur lizard snake turtle",
+    "small_mammals": "hamster mouse rabbit shrew squirrel",
+    "trees": "maple_tree oak_tree palm_tree pine_tree willow_tree",
+    "vehicles_1": "bicycle bus motorcycle pickup_truck train",
+    "vehicles_2": "lawn_mower rocket streetcar tank tractor",
+}
+CIFAR100 = tuple(sorted(" ".join(CIFAR100_GROUPS.values()).split()))
+CLASSES = {
+    "digits": DIGITS,
+    "mnist": DIGITS,
+    "fashion-mnist": FASHION,
+    "cifar10": CIFAR10,
+    "cifar100": CIFAR100,
+    "cifar100-coarse": tuple(CIFAR100_GROUPS),
+}
 # Where a dataset may lie below the root: our own name first, then torchvision's and its archive's.
 FOLDERS = {
     "mnist": ("mnist", "MNIST/raw", "."),
     "fashion-mnist": ("fashion-mnist", "FashionMNIST/raw", "."),
     "cifar10": ("cifar10", "cifar-10", "."),
+    "cifar100": ("cifar100", "cifar-100", "."),
 }
-CIFAR_FOLDERS = ("cifar-10-batches-bin", "cifar-10-batches-py", ".")
-CIFAR_ARCHIVES = ("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz")
+CIFARS = {
+    "cifar10": (formats.CIFAR10, ("cifar-10-batches-bin", "cifar-10-batches-py", ".")),
+    "cifar100": (formats.CIFAR100, ("cifar-100-binary", "cifar-100-python", ".")),
+}
+CIFAR_ARCHIVES = {
+    "cifar10": ("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz"),
+    "cifar100": ("cifar-100-binary.tar.gz", "cifar-100-python.tar.gz"),
+}
 
 
 def load(source: Any, root: str | Path | None = None) -> tuple[ImageData, ImageData]:
     """The train and test set of `source`.
 
     Args:
-        source: `"digits"` (comes with scikit-learn), `"mnist"`, `"fashion-mnist"` or `"cifar10"` (from files
-            below `root`); a folder of IDX files; a folder or tar of CIFAR-10 batches; a folder of images by
-            class, as `train/<class>/*.png` and `test/<class>/*.png` or just `<class>/*.png`; a pair (train,
-            test) of anything `as_images` takes; or one such dataset. What comes without a test set gets a
-            fixed stratified one, see `split`.
+        source: `"digits"` (comes with scikit-learn), `"mnist"`, `"fashion-mnist"`, `"cifar10"`, `"cifar100"` or
+            `"cifar100-coarse"`, its 20 groups of classes (from files below `root`); a folder of IDX files; a folder or
+            tar of CIFAR batches; a folder of images by class, as `train/<class>/*.png` and `test/<class>/*.png` or
+            just `<class>/*.png`; a pair (train, test) of anything `as_images` takes; or one such dataset. What comes
+            without a test set gets a fixed stratified one, see `split`.
         root: where files of named datasets lie; $MMLDA_DATA, or ~/.cache/mmlda, if not given.
 
     >>> x, y = torch.rand(50, 1, 8, 8), torch.arange(50) % 5
@@ -72,42 +108,53 @@ def data_root(root: str | Path | None = None) -> Path:
 
 def find(name: str, root: str | Path | None = None) -> Path | None:
     """The folder or archive below `root` that holds the named dataset, or None."""
+    name = name.removesuffix("-coarse")
     for folder in (data_root(root) / place for place in FOLDERS[name]):
-        if name != "cifar10":
-            if formats.idx_image_files(folder):
-                return folder
-            continue
-        for place in (folder / p for p in CIFAR_FOLDERS):
-            if formats.has_cifar10(place):
-                return place
-        for archive in (folder / p for p in CIFAR_ARCHIVES):
-            if archive.is_file():
-                return archive
+        if name not in CIFARS:
+            found = [folder] if formats.idx_image_files(folder) else []
+        else:
+            kind, places = CIFARS[name]
+            found = [folder / place for place in places if formats.cifar_in(folder / place) == kind]
+            found += [folder / archive for archive in CIFAR_ARCHIVES[name] if (folder / archive).is_file()]
+        if found:
+            return found[0]
     return None
 
 
 def _load_named(name: str, root: Path) -> tuple[ImageData, ImageData]:
     path = find(name, root)
     if path is None:
-        raise FileNotFoundError(f"{name} is not below {root}: get it with `mmlda data fetch {name}`")
-    return _load_path(path, name)
+        raise FileNotFoundError(
+            f"{name} is not below {root}: get it with `mmlda data fetch {name.removesuffix('-coarse')}`"
+        )
+    train, test = _load_path(path, name.removesuffix("-coarse"))
+    return (_coarse(train), _coarse(test)) if name == "cifar100-coarse" else (train, test)
+
+
+def _coarse(data: ImageData) -> ImageData:
+    """CIFAR-100 with its 20 groups as classes."""
+    group = {fine: k for k, names in enumerate(CIFAR100_GROUPS.values()) for fine in names.split()}
+    labels = torch.tensor([group[fine] for fine in CIFAR100])[data.labels]
+    return replace(data, labels=labels, classes=CLASSES["cifar100-coarse"], name="cifar100-coarse")
 
 
 def _load_path(path: Path, name: str = "") -> tuple[ImageData, ImageData]:
-    if path.is_file() or formats.has_cifar10(path):
-        return _pair(formats.read_cifar10(path), CIFAR10, name or "cifar10")
+    if path.is_file() or formats.cifar_in(path):
+        kind, arrays = formats.read_cifar(path)
+        own = "cifar100" if kind == formats.CIFAR100 else "cifar10"
+        return _pair(arrays, CLASSES[own], name or own)
     if formats.idx_image_files(path):
         arrays = formats.read_idx_folder(path)
         L = 1 + max(int(y.max(initial=0)) for _, y in arrays)
         return _pair(arrays, CLASSES.get(name) or tuple(map(str, range(L))), name or path.name)
     arrays, classes = formats.read_image_folder(path)
-    if len(arrays) == 2:
-        return _pair(arrays, classes, path.name)
-    return split(ImageData(torch.from_numpy(arrays[0][0]), torch.from_numpy(arrays[0][1]), classes, path.name))
+    return _pair(arrays, classes, path.name)
 
 
 def _pair(arrays: formats.Arrays, classes: tuple[str, ...], name: str) -> tuple[ImageData, ImageData]:
-    train, test = (ImageData(torch.from_numpy(x), torch.from_numpy(y).long(), classes, name) for x, y in arrays)
+    """The train and test set, split where there is only one."""
+    sets = [ImageData(torch.from_numpy(x), torch.from_numpy(y).long(), classes, name) for x, y in arrays]
+    train, test = sets if len(sets) == 2 else split(sets[0])
     if train.shape != test.shape:
         raise ValueError(f"{name}: test images must be {train.shape} as the training images, got {test.shape}")
     return train, test
@@ -118,4 +165,4 @@ def _load_digits() -> tuple[ImageData, ImageData]:
 
     x, y = load_digits(return_X_y=True)  # [1797, 64], integers 0..16
     pixels = np.rint(x * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
-    return split(ImageData(torch.from_numpy(pixels), torch.from_numpy(y).long(), DIGITS, "digits"))
+    return _pair([(pixels, y)], DIGITS, "digits")

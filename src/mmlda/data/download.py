@@ -17,13 +17,15 @@ from pathlib import Path
 
 from mmlda._version import __version__
 
-__all__ = ["FULL", "FetchError", "File", "Progress", "download", "file_digest"]
-
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 BLOCK = 1 << 18
 ATTEMPTS = 100  # per mirror, each of which must bring the download further
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def silent(done: int, total: int) -> None:
+    """Progress that nobody watches."""
 
 
 class FetchError(RuntimeError):
@@ -37,7 +39,7 @@ class File:
     digest: str  # "sha256:..." or, where its publisher gives no other, "md5:..."
 
 
-def download(urls: Sequence[str], dest: Path, file: File, progress: Progress | None = None) -> Path:
+def download(urls: Sequence[str], dest: Path, file: File, progress: Progress = silent) -> Path:
     """Download `file` from the first of `urls` that has it, to `dest`: whole and with the right digest, or not at all.
 
     Received bytes are kept in `dest.part`, from which a cut download, or a later call, resumes. A full disk
@@ -56,8 +58,9 @@ def download(urls: Sequence[str], dest: Path, file: File, progress: Progress | N
                 _transfer(url, part, file.size, progress)
                 found = file_digest(part, file.digest)
                 if found == file.digest:
-                    _into_place(part, dest)
-                    return dest
+                    with open(part, "rb") as whole:
+                        os.fsync(whole.fileno())
+                    return part.replace(dest)
             except (OSError, http.client.HTTPException) as error:
                 if isinstance(error, OSError) and error.errno in FULL:
                     part.unlink(missing_ok=True)
@@ -75,12 +78,11 @@ def download(urls: Sequence[str], dest: Path, file: File, progress: Progress | N
     raise FetchError("; ".join(failures))
 
 
-def _transfer(url: str, part: Path, size: int, progress: Progress | None) -> None:
+def _transfer(url: str, part: Path, size: int, progress: Progress) -> None:
     """One request: append to `part` what is missing of its `size` bytes."""
-    have = _size(part)
-    if have > size:
+    if _size(part) > size:
         part.unlink()
-        have = 0
+    have = _size(part)
     if have == size:
         return
     headers = {"User-Agent": f"mmlda/{__version__}", "Accept-Encoding": "identity"}
@@ -97,16 +99,9 @@ def _transfer(url: str, part: Path, size: int, progress: Progress | None) -> Non
                 if have > size:
                     raise ConnectionError(f"sent more than the {size} bytes expected")
                 out.write(block)
-                if progress:
-                    progress(have, size)
+                progress(have, size)
     if have < size:
         raise ConnectionError(f"was cut after {have} of {size} bytes")
-
-
-def _into_place(part: Path, dest: Path) -> None:
-    with open(part, "rb") as file:
-        os.fsync(file.fileno())
-    os.replace(part, dest)
 
 
 def _size(path: Path) -> int:

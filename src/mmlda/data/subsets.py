@@ -1,4 +1,4 @@
-"""Subsets of a dataset: splits, folds, class-biased sets.
+"""Subsets of a dataset: splits, samples, folds, class-biased and long-tailed sets.
 
 Everything random here comes from a bit generator whose stream NumPy has frozen, so a seed selects the same images on
 every machine, device and version.
@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmlda._utils.checks import invalid
+from mmlda._utils.checks import check_count, invalid
 from mmlda.data.images import ImageData
 
-__all__ = ["biased", "bp1", "bp2", "fold_rows", "folds", "holdout", "split"]
+__all__ = ["biased", "bp1", "bp2", "fold_rows", "folds", "holdout", "long_tailed", "split", "stratified"]
 
 
 def split(data: ImageData, part: float = 0.2) -> tuple[ImageData, ImageData]:
@@ -48,6 +48,27 @@ def holdout(data: ImageData, n: int, seed: int = 0) -> tuple[ImageData, ImageDat
     if not 0 < n < len(data):
         raise invalid("n", f"an integer from 1 to {len(data) - 1}", n)
     return _hold(data, np.argsort(_uniform(len(data), seed), kind="stable"), n)
+
+
+def stratified(data: ImageData, n: int | None, seed: int = 0) -> ImageData:
+    """`n` random images with the class shares of the data, in their order: what every `n` of the package means.
+
+    Parameters
+    ----------
+    data
+        The dataset.
+    n
+        How many images; all of them if None, or if there are no more.
+    seed
+        Selects the images. They are those that `holdout` holds out.
+
+    >>> from mmlda.data import load
+    >>> stratified(load("digits")[1], 20).counts.tolist()
+    [2, 2, 2, 2, 2, 2, 2, 2, 2, 2]
+    """
+    if n is None or check_count("n", n, 1) >= len(data):
+        return data
+    return holdout(data, n, seed)[1]
 
 
 def _hold(data: ImageData, order: np.ndarray, n: int) -> tuple[ImageData, ImageData]:
@@ -99,6 +120,37 @@ def biased(data: ImageData, alpha: Tensor | np.ndarray | Sequence[float], seed: 
     kept = _uniform(len(data), seed) < a[data.labels.cpu().numpy()]
     if not kept.any():
         raise invalid("alpha", f"large enough to keep one of the {len(data)} images", a.tolist())
+    return data.subset(kept)
+
+
+def long_tailed(data: ImageData, imbalance: float = 100.0, seed: int = 0) -> ImageData:
+    """A long-tailed subset: class k keeps n_max / imbalance^(k / (L - 1)) images, rounded down.
+
+    This is the exponential profile of Cao et al. (2019): of CIFAR-10 it keeps 12,406 training images at an imbalance of
+    100, of CIFAR-100 10,847. Class 0 keeps all its images and the last class has 1 / imbalance of that. Train with
+    the priors of this set and predict with uniform ones (`Classifier.with_priors`); leave the test set balanced.
+
+    Parameters
+    ----------
+    data
+        The training set.
+    imbalance
+        The size of the largest class over that of the smallest, at least 1.
+    seed
+        Selects the images.
+
+    >>> from mmlda.data import load
+    >>> long_tailed(load("digits")[0], imbalance=10).counts.tolist()
+    [142, 113, 87, 67, 52, 40, 31, 24, 18, 14]
+    """
+    if not 1 <= imbalance < math.inf:
+        raise invalid("imbalance", "a number >= 1", imbalance)
+    counts, L = data.counts.cpu().numpy(), data.num_classes
+    wanted = [int(counts.max() * (1 / imbalance) ** (k / max(L - 1, 1))) for k in range(L)]
+    order, y = np.argsort(_uniform(len(data), seed), kind="stable"), data.labels.cpu().numpy()
+    kept = np.zeros(len(y), bool)
+    for k, n in enumerate(wanted):
+        kept[order[y[order] == k][:n]] = True
     return data.subset(kept)
 
 

@@ -1,0 +1,252 @@
+"""A user's own data as `ImageData`: arrays, datasets, loaders, dictionaries, names and paths."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from mmlda._utils.checks import invalid
+from mmlda.data.images import ImageData
+
+IMAGE_KEYS, LABEL_KEYS = ("image", "img"), ("label", "fine_label")  # of Hugging Face's image datasets
+CHANNELS = (1, 3, 4)  # of an image whose channels come last
+EXPECTED = "an ImageData, (x, y), a Dataset, a DataLoader, a name or a path"
+
+
+def as_images(
+    source: Any, classes: Sequence[str] | None = None, name: str = "", *, split: Literal["train", "test"] = "train"
+) -> ImageData:
+    """Anything that holds images and labels as `ImageData`: every function that takes data calls this one.
+
+    Parameters
+    ----------
+    source
+        - an `ImageData`, which is returned as it is;
+        - a pair (x, y): x is [N, C, H, W], [N, H, W, C] or [N, H, W], uint8 or floats in [0, 1], a list of images, or a
+          table [N, D] with values in [0, 1] (`mmlda.data.table` scales one); y are integers or strings;
+        - a `torch.utils.data.Dataset`, or any sequence, of (image, label) pairs or of dictionaries with "image" and
+          "label", such as a dataset of Hugging Face's. An image is a tensor [C, H, W] or [H, W], a PIL image, or an
+          array [H, W, C] or [H, W];
+        - a `DataLoader` of (x, y) batches, which is read once;
+        - a dictionary with "image" and "label" as x and y, or with one dataset per split;
+        - the name of a dataset or a path, see `mmlda.data.load`.
+    classes
+        Class names; by default those of the dataset, else the strings among the labels sorted, else "0", "1"...
+    name
+        What to call the data in reports.
+    split
+        Which part to use of a source that has a train and a test set.
+
+    Floats become bytes if every value is v / 255 for an integer v, which loses nothing; otherwise they stay float32.
+
+    >>> x, y = torch.tensor([0.0, 51 / 255, 1.0]).view(3, 1, 1, 1), ["cat", "dog", "cat"]
+    >>> data = as_images((x, y))
+    >>> data.images.flatten(), data.labels, data.classes
+    (tensor([  0,  51, 255], dtype=torch.uint8), tensor([0, 1, 0]), ('cat', 'dog'))
+    """
+    if isinstance(source, str | Path):
+        from mmlda.data.datasets import load  # which itself calls this function
+
+        source = load(source)[split == "test"]
+    if isinstance(source, ImageData):
+        if classes is None and not name:
+            return source
+        return replace(source, classes=tuple(classes or source.classes), name=name or source.name)
+    if isinstance(source, Mapping):
+        if split in source:
+            return as_images(source[split], classes, name)
+        source = _pair(source, "data")
+    classes = _class_names(source) if classes is None else classes
+    if isinstance(source, DataLoader):
+        x, y = _join(source)
+    elif is_arrays(source):
+        x, y = source
+    elif _is_list_of_images(source):
+        x, y = _stack(zip(*source, strict=True))
+    elif isinstance(source, TensorDataset) and len(source.tensors) == 2:
+        x, y = source.tensors
+    elif isinstance(source, IterableDataset):
+        x, y = _stack(source)
+    elif isinstance(source, Dataset) or (hasattr(source, "__getitem__") and hasattr(source, "__len__")):
+        if isinstance(source, Tensor | np.ndarray | bytes):
+            raise ValueError(f"data must be {EXPECTED}, got a {type(source).__name__} without labels")
+        x, y = _stack(source[n] for n in range(len(source)))
+    else:
+        raise ValueError(f"data must be {EXPECTED}, got a {type(source).__name__}")
+    labels, names = as_labels(y, classes)
+    return ImageData(_as_bytes(_channels_first(_tensor(x))), labels, names, name)
+
+
+def is_arrays(source: Any) -> bool:
+    """Whether `source` is (x, y): images as one array, and labels as an array or a list."""
+    if not isinstance(source, tuple | list) or len(source) != 2 or not _is_array(source[0]):
+        return False
+    return _is_array(source[1]) or (isinstance(source[1], list | tuple) and len(source[1]) == len(source[0]))
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, Tensor | np.ndarray) or (hasattr(value, "__array__") and hasattr(value, "iloc"))  # pandas
+
+
+def _is_list_of_images(source: Any) -> bool:
+    """Whether `source` is (x, y) with a list of images as x."""
+    pair = isinstance(source, tuple | list) and len(source) == 2 and isinstance(source[0], list | tuple)
+    if not pair or not all(_is_picture(image) or getattr(image, "ndim", 0) in (2, 3) for image in source[0]):
+        return False
+    return bool(source[0]) and hasattr(source[1], "__len__") and len(source[1]) == len(source[0])
+
+
+def _is_picture(image: Any) -> bool:
+    """Whether `image` is a PIL image, without importing PIL."""
+    return hasattr(image, "convert") and hasattr(image, "mode")
+
+
+def _class_names(source: Any) -> Sequence[str] | None:
+    """The class names of a dataset, also of one within a Subset or a DataLoader, and of Hugging Face's."""
+    while source is not None:
+        if (names := getattr(source, "classes", None)) is not None:
+            return names
+        features = getattr(source, "features", None)
+        if isinstance(features, Mapping):
+            for key in LABEL_KEYS:
+                if (names := getattr(features.get(key), "names", None)) is not None:
+                    return names
+        source = getattr(source, "dataset", None)
+    return None
+
+
+def _pair(item: Any, what: str) -> tuple[Any, Any]:
+    """(image, label) of an item, which is that pair or a dictionary."""
+    if isinstance(item, Mapping):
+        keys = [next((key for key in names if key in item), None) for names in (IMAGE_KEYS, LABEL_KEYS)]
+        if None not in keys:
+            return item[keys[0]], item[keys[1]]
+        raise ValueError(f'{what} must have the keys "image" and "label", got {sorted(map(str, item))}')
+    if isinstance(item, tuple | list) and len(item) == 2:
+        return item[0], item[1]
+    raise ValueError(
+        f'{what} must be (image, label) or a dictionary with "image" and "label", got a {type(item).__name__}'
+    )
+
+
+def _stack(items: Iterable[Any]) -> tuple[Tensor, list[Any]]:
+    images: list[Tensor] = []
+    labels: list[Any] = []
+    for n, item in enumerate(items):
+        image, label = _pair(item, f"item {n} of data")
+        image = _one_image(image, n)
+        if images and (image.shape != images[0].shape or image.dtype != images[0].dtype):
+            wanted = f"{images[0].dtype} {list(images[0].shape)} as the first"
+            raise ValueError(f"image {n} must be {wanted}, got {image.dtype} {list(image.shape)}")
+        images.append(image)
+        labels.append(label)
+    if not images:
+        raise ValueError("data must have at least one image, got an empty dataset")
+    named = isinstance(labels[0], str)
+    return torch.stack(images), labels if named else [_whole(label, n) for n, label in enumerate(labels)]
+
+
+def _one_image(image: Any, n: int) -> Tensor:
+    """One image of a dataset as a tensor: [C, H, W], [H, W], or [D] for a row of a table."""
+    if isinstance(image, Tensor):
+        return image
+    if _is_picture(image):
+        if image.mode.startswith(("I", "F")):
+            raise ValueError(f"image {n} must have 8 bits per value, got a PIL image of mode {image.mode}")
+        image = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
+    array = np.array(image)  # a copy: PIL's memory is read-only
+    if array.dtype.kind not in "uifb":
+        raise ValueError(f"image {n} must be a tensor, an array or a PIL image, got a {type(image).__name__}")
+    channels_last = array.ndim == 3 and (array.shape[2] in CHANNELS or array.shape[0] not in CHANNELS)
+    return torch.from_numpy(array.transpose(2, 0, 1) if channels_last else array)
+
+
+def _join(loader: DataLoader[Any]) -> tuple[Tensor, Any]:
+    parts = [_pair(batch, "a batch of data") for batch in loader]
+    if not parts:
+        raise ValueError("data must have at least one image, got an empty DataLoader")
+    labels = [y for _, y in parts]
+    if isinstance(labels[0], list | tuple):  # strings, as PyTorch collates them
+        return torch.cat([_tensor(x) for x, _ in parts]), [label for part in labels for label in part]
+    return torch.cat([_tensor(x) for x, _ in parts]), torch.cat([_tensor(y) for y in labels])
+
+
+def _tensor(value: Any) -> Tensor:
+    try:
+        return (value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))).detach()
+    except TypeError:
+        raise ValueError(f"x must be an array of numbers, got a {type(value).__name__}") from None
+
+
+def as_labels(y: Any, classes: Sequence[str] | None) -> tuple[Tensor, tuple[str, ...]]:
+    """Labels as int64 [N], and the names of the classes."""
+    names = None if classes is None else tuple(map(str, classes))
+    if not isinstance(y, Tensor):
+        values = np.asarray(y)
+        if values.dtype.kind in "OUS" and all(isinstance(value, str) for value in values.flat):
+            names = tuple(sorted(set(values.tolist()))) if names is None else names
+            index = {word: k for k, word in enumerate(names)}
+            if unknown := sorted(set(values.tolist()) - set(index)):
+                raise ValueError(f"labels must be among the classes {', '.join(names)}, got {unknown[0]!r}")
+            return torch.tensor([index[word] for word in values.tolist()]), names
+        if values.dtype.kind not in "iufb":
+            values = np.array([_whole(label, n) for n, label in enumerate(values.flat)])
+        y = torch.from_numpy(np.array(values))
+    if y.is_floating_point() or y.is_complex() or y.ndim != 1:
+        raise ValueError(f"y must be integer or string labels [N], got {y.dtype} {list(y.shape)}")
+    y = y.detach().long()
+    if names is None:
+        L = int(y.max()) + 1 if len(y) else 0
+        names = tuple(map(str, range(L)))
+        if len(y) and L > 2 and len(y.unique()) == L - 1 and int(y.min()) == 1:
+            warnings.warn(
+                f"labels run from 1 to {L - 1}, so class 0 has no images; subtract 1 from the labels", stacklevel=3
+            )
+    return y, names
+
+
+def _whole(label: Any, n: int) -> int:
+    """A label as an int; a ValueError where int() would cut something off or fail."""
+    try:
+        if (whole := int(label)) == float(label):
+            return whole
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        pass
+    raise invalid(f"label {n}", "an integer", label)
+
+
+def _channels_first(x: Tensor) -> Tensor:
+    """x as [N, C, H, W], or [N, D] as it is. [N, H, W, C] is recognised by its last dimension."""
+    if x.ndim == 3:
+        return x[:, None]
+    if x.ndim == 4 and x.shape[3] in CHANNELS and min(x.shape[1:3]) > max(CHANNELS):
+        N, H, W, C = x.shape
+        warnings.warn(
+            f"x of shape {list(x.shape)} is read as {N} images of {H} x {W} with {C} channels last (NHWC); "
+            "permute it to [N, C, H, W] to silence this warning",
+            stacklevel=3,
+        )
+        return x.permute(0, 3, 1, 2).contiguous()
+    return x
+
+
+def _as_bytes(x: Tensor) -> Tensor:
+    """uint8 as it is, floats in [0, 1] as uint8 where that is exact and as float32 where it is not."""
+    if x.dtype == torch.uint8:
+        return x
+    if not x.is_floating_point():
+        raise ValueError(f"x must be uint8 or floats in [0, 1], got {x.dtype}")
+    x = x.float()
+    if x.numel() and not (x.min() >= 0 and x.max() <= 1):  # written so that NaN fails too
+        hint = " (scale a table with mmlda.data.table)" if x.ndim == 2 else ""
+        raise ValueError(f"x must be in [0, 1], got values from {x.min():g} to {x.max():g}{hint}")
+    v = (x * 255).round()
+    return v.to(torch.uint8) if torch.equal(v / 255, x) else x.contiguous()

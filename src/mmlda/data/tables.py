@@ -1,0 +1,60 @@
+"""Tables: rows of numbers, each column scaled to [0, 1] by its bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmlda.data.convert import as_labels
+from mmlda.data.images import ImageData
+
+__all__ = ["table"]
+
+
+def table(x: Any, y: Any, *, bounds: Any = None, classes: Sequence[str] | None = None, name: str = "") -> ImageData:
+    """Rows of numbers as data that `fit`, `evaluate` and the attacks take, with every column scaled to [0, 1].
+
+    An attack's `eps` is then a share of each column's range, and no adversarial row leaves the bounds.
+
+    Parameters
+    ----------
+    x
+        An array [N, D] of finite numbers.
+    y
+        Integers or strings [N].
+    bounds
+        (low, high) in the columns' own units, each a number or [D]; by default the smallest and largest value of each
+        column. Give a test set the `bounds` of its training set, or make one table of both and `split` it.
+    classes, name
+        See `as_images`.
+
+    >>> data = table([[4.0, 200.0], [6.0, 100.0]], ["a", "b"])
+    >>> data, data.images.tolist(), data.bounds.tolist()
+    (ImageData('', 2 rows of 2, 2 classes), [[0.0, 1.0], [1.0, 0.0]], [[4.0, 100.0], [6.0, 200.0]])
+    >>> data.in_units(torch.tensor([[0.5, 0.5]])).tolist()
+    [[5.0, 150.0]]
+    """
+    try:
+        values = np.array(x.detach().cpu() if isinstance(x, torch.Tensor) else x, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"x must be an array [N, D] of numbers, got a {type(x).__name__}") from None
+    if values.ndim != 2 or not values.size or not np.isfinite(values).all():
+        raise ValueError(f"x must be finite numbers [N, D], got shape {list(values.shape)} or NaN or infinity")
+    if bounds is None:
+        low, high = values.min(0), values.max(0)
+        high = np.where(high > low, high, low + 1)  # a constant column
+    else:
+        low, high = (np.broadcast_to(np.asarray(end, np.float64), values.shape[1:]) for end in bounds)
+        if not (low < high).all():
+            raise ValueError(f"bounds must be (low, high) with low < high in every column, got {bounds!r}")
+        outside = ((values < low) | (values > high)).any(0)
+        if outside.any():
+            d = int(outside.argmax())
+            got = f"{values[:, d].min():g} to {values[:, d].max():g}"
+            raise ValueError(f"column {d} of x must be from {low[d]:g} to {high[d]:g}, its bounds, got {got}")
+    labels, names = as_labels(y, classes)
+    scaled = torch.from_numpy((values - low) / (high - low)).float().clamp(0, 1)
+    return ImageData(scaled, labels, names, name, torch.from_numpy(np.stack([low, high])))

@@ -1,0 +1,189 @@
+"""Every function that takes data takes every kind of it, through `as_images`."""
+
+import warnings
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from dataset_files import made_up, save
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+
+import mmlda
+from mmlda.data import ImageData, as_images, load
+
+
+class Items(Dataset):
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, n):
+        return self.items[n]
+
+
+class LabelFeature:
+    names = ("ant", "bee")
+
+
+class Columns:
+    """As a dataset of Hugging Face's: rows are dictionaries, `features` has the class names."""
+
+    features: ClassVar = {"label": LabelFeature()}
+
+    def __init__(self, images, labels):
+        self.images, self.labels = images, labels
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, n):
+        return {"image": self.images[n], "label": self.labels[n]}
+
+
+def grey(n=6, size=8):
+    return [Image.fromarray(np.full((size, size), 40 * k, np.uint8)) for k in range(n)]
+
+
+def test_image_data_is_a_torch_dataset():
+    made = made_up()
+    assert isinstance(made, Dataset) and len(made) == 48
+    image, label = made[3]
+    assert torch.equal(image, made.pixels()[3]) and label == int(made.labels[3]) and isinstance(label, int)
+    assert torch.equal(made[-1][0], made.pixels()[-1]) and len(list(made)) == 48
+    with pytest.raises(IndexError):
+        made[48]
+    x, y = next(iter(DataLoader(made, batch_size=10)))
+    assert torch.equal(x, made.pixels()[:10]) and torch.equal(y, made.labels[:10])
+
+
+def test_string_labels_become_classes():
+    x = torch.rand(4, 1, 8, 8)
+    for y in (["cat", "dog", "ant", "cat"], np.array(["cat", "dog", "ant", "cat"])):
+        made = as_images((x, y))
+        assert made.classes == ("ant", "cat", "dog") and made.labels.tolist() == [1, 2, 0, 1]
+    named = as_images((x[:2], ["dog", "dog"]), classes=("cat", "dog"))
+    assert named.labels.tolist() == [1, 1] and named.classes == ("cat", "dog")
+    assert as_images(Items(list(zip(x, y.tolist())))).classes == ("ant", "cat", "dog")
+    assert as_images(DataLoader(Items(list(zip(x, y.tolist()))), batch_size=3)).labels.tolist() == [1, 2, 0, 1]
+    with pytest.raises(ValueError, match="labels must be among the classes cat, dog, got 'cow'"):
+        as_images((x[:1], ["cow"]), classes=("cat", "dog"))
+
+
+def test_dictionaries_of_images_and_labels():
+    pictures, labels = grey(), [0, 1, 0, 1, 0, 1]
+    expected = torch.arange(6).mul(40).view(6, 1, 1, 1).expand(6, 1, 8, 8)
+    rows = Columns(pictures, labels)
+    for source in (
+        rows,
+        [rows[n] for n in range(6)],
+        Items([rows[n] for n in range(6)]),
+        {"train": rows, "test": None},
+    ):
+        made = as_images(source)
+        assert torch.equal(made.images, expected.byte()) and made.labels.tolist() == labels
+    assert as_images(rows).classes == ("ant", "bee")
+    whole = as_images({"image": expected / 255, "label": np.array(labels)})
+    assert torch.equal(whole.images, expected.byte())
+    assert as_images({"train": None, "test": rows}, split="test").labels.tolist() == labels
+    with pytest.raises(ValueError, match=r"item 0 of data must have the keys \"image\" and \"label\", got \['img2'"):
+        as_images([{"img2": pictures[0], "label": 0}])
+
+
+def test_pil_images():
+    made = as_images((grey(3), ["b", "a", "b"]))
+    assert made.shape == (1, 8, 8) and made.images[2, 0, 0, 0] == 80 and made.labels.tolist() == [1, 0, 1]
+    palette = Image.fromarray(np.full((8, 8, 3), (200, 10, 30), np.uint8)).convert("P", palette=Image.Palette.ADAPTIVE)
+    bright = Image.new("1", (8, 8), 1)
+    assert as_images([(palette, 0)]).images[0, :, 0, 0].tolist() == [200, 10, 30]  # the colour, not its number
+    assert as_images([(bright, 0)]).images.unique().tolist() == [255]
+    with pytest.raises(ValueError, match="image 0 must have 8 bits per value, got a PIL image of mode F"):
+        as_images([(Image.new("F", (8, 8)), 0)])
+
+
+def test_channels_last_is_recognised_and_said():
+    x, y = np.random.default_rng(0).integers(0, 256, (5, 32, 32, 3), np.uint8), np.arange(5)
+    with pytest.warns(UserWarning, match=r"\[5, 32, 32, 3\] is read as 5 images of 32 x 32 with 3 channels last"):
+        made = as_images((x, y))
+    assert made.shape == (3, 32, 32) and torch.equal(made.images, torch.from_numpy(x).permute(0, 3, 1, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert as_images((x.transpose(0, 3, 1, 2), y)).shape == (3, 32, 32)
+        assert as_images([(image, 0) for image in x]).shape == (3, 32, 32)  # PIL's own layout
+        assert as_images([(image, 0) for image in x.transpose(0, 3, 1, 2)]).shape == (3, 32, 32)
+
+
+def test_labels_from_1_are_warned_about():
+    x = torch.rand(6, 1, 8, 8)
+    with pytest.warns(UserWarning, match="labels run from 1 to 3, so class 0 has no images; subtract 1"):
+        as_images((x, torch.tensor([1, 2, 3, 1, 2, 3])))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        as_images((x, torch.tensor([0, 2, 3, 1, 2, 3])))
+        as_images((x, torch.tensor([1, 2, 3, 1, 2, 3])), classes=("none", "a", "b", "c"))
+
+
+@pytest.mark.parametrize(
+    "source, words",
+    [
+        (3, "data must be an ImageData, .* a name or a path, got a int"),
+        (torch.rand(3, 1, 8, 8), "data must be .*, got a Tensor without labels"),
+        ({"x": 1}, r'data must have the keys "image" and "label", got \[\'x\'\]'),
+        ([1, 2, 3], r"item 0 of data must be \(image, label\) or a dictionary .*, got a int"),
+        ("no-such-set", "source must be digits, .* or an existing path, got 'no-such-set'"),
+        ([("text", 0)], "image 0 must be a tensor, an array or a PIL image, got a str"),
+        ((torch.rand(2, 1, 8, 8), [0, None]), "label 1 must be an integer, got None"),
+    ],
+)
+def test_what_does_not_fit_is_one_clear_error(source, words):
+    with pytest.raises(ValueError, match=words):
+        as_images(source)
+
+
+def sources(tmp_path):
+    """The digits' test set as every kind of data."""
+    test = load("digits")[1].subset(slice(40))
+    pixels, names = test.pixels(), [test.classes[k] for k in test.labels.tolist()]
+    for n, (image, label) in enumerate(zip(test.images[:, 0].numpy(), test.labels.tolist())):
+        for part in ("train", "test"):
+            save(tmp_path / part / str(label) / f"{n}.png", image)
+    return {
+        "ImageData": test,
+        "pair": (pixels.numpy(), test.labels.numpy()),
+        "strings": (pixels, names),
+        "Dataset": Items([(image, label) for image, label in test]),
+        "dictionaries": [{"image": image, "label": name} for image, name in zip(pixels, names)],
+        "PIL": [(Image.fromarray(image), int(label)) for image, label in zip(test.images[:, 0].numpy(), test.labels)],
+        "path": str(tmp_path),
+    }
+
+
+def test_every_function_takes_every_kind_of_data(tmp_path):
+    recipe, config = mmlda.Recipe(steps=2, batch_size=16), {"backbone": "conv_net", "width": 4}
+    seen = set()
+    for kind, source in sources(tmp_path).items():
+        model = mmlda.models.build({**config, "head": "softmax"}, seed=0)
+        run = mmlda.fit(model, source, recipe, show=False)
+        found = mmlda.evaluate(model, source, n=20, show=False)
+        verdict = mmlda.audit(model, source, n=20, steps=1, queries=1, passes=1, show=False)
+        folds = mmlda.cross_validate(source, recipe, [10.0], folds=2, model=config, show=False)
+        numbers = (mmlda.accuracy(model, source).n, found.clean.n, verdict.n, len(folds))
+        assert numbers == (40, 20, 20, 1), kind
+        if kind != "path":  # whose files are in another order
+            seen.add((run.loss, found.clean.number, folds[0]["mean"]))
+    assert len(seen) == 1  # the same images, whatever they come in
+    x = np.zeros((4, 8, 8), np.uint8)
+    assert isinstance(as_images((x, [0, 1, 0, 1])), ImageData)
+
+
+def test_names_give_training_images_to_fit_and_test_images_to_evaluate():
+    model = mmlda.models.build({"backbone": "conv_net", "head": "softmax", "width": 4}, seed=0)
+    assert mmlda.accuracy(model, "digits").n == 360
+    assert mmlda.fit(model, "digits", mmlda.Recipe(steps=1), show=False).step == 1
+    train, test = load("digits")
+    assert (
+        as_images("digits").digest() == train.digest() and as_images("digits", split="test").digest() == test.digest()
+    )
