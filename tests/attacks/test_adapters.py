@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import re
 import subprocess
 import sys
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -149,16 +147,3 @@ def test_autoattack_runs_on_our_models() -> None:
 def test_neither_is_imported_with_us() -> None:
     code = "import sys, mmlda.attacks.adapters; assert not {'foolbox', 'pyautoattack'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_the_how_to_page_runs() -> None:
-    """Every Python block of docs/attacks.md, one after the other, as a reader would type them."""
-    pytest.importorskip("pyautoattack")
-    page = (Path(__file__).parents[2] / "docs" / "attacks.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(blocks) > 4
-    names: dict[str, object] = {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for block in blocks:
-            exec(block.replace("steps=1000", "steps=20"), names)

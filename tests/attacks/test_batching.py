@@ -78,8 +78,8 @@ def test_steps_can_be_replayed_as_cuda_graphs(name: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(surface.Surface, "step", lambda self, *a: buffers.step(self, *a))
     for module in (apgd, fab, gradient, jsma, square, worst):
         monkeypatch.setattr(module, "survivors", halves)
-    monkeypatch.setattr(apgd.APGD, "_compact_before", lambda self, k, *_: k & (k - 1) == 0)
-    monkeypatch.setattr(fab.FAB, "_compact_before", lambda self, k, *_: k & (k - 1) == 0)
+    for module in (apgd, fab):
+        monkeypatch.setattr(module, "compact_before", lambda k, *_: k & (k - 1) == 0)
     replayed = ATTACKS[name](batch_size=11)(model, x, y)
     assert buffers.replays > len(buffers.graphs) > 0
     assert torch.equal(replayed.success, plain.success) and torch.equal(replayed.steps, plain.steps)

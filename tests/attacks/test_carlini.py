@@ -12,7 +12,7 @@ import torch
 from attack_models import images, network
 from torch import Tensor
 
-from mmlda.attacks import CarliniWagner, precision
+from mmlda.attacks import CarliniWagner, carlini
 
 
 def linear(classes: int, dim: int, scale: float = 1.0) -> tuple[Tensor, Callable[[Tensor], Tensor], Tensor]:
@@ -238,7 +238,7 @@ def test_rounding_that_differs_from_batch_to_batch_loses_nothing():
 @pytest.mark.parametrize("coarse", [0.0, 2.0**-9])
 def test_a_masked_class_and_a_constant_change_nothing(coarse: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """A class at -inf or -1e9 is none, and a constant in the logits is none of the network's: TF32's margin too."""
-    monkeypatch.setattr(precision, "_coarse", lambda x, precision: coarse)
+    monkeypatch.setattr(carlini, "_coarse", lambda x, precision: coarse)
     model, (x, y) = network("sr"), images(24)
     attack = CarliniWagner(steps=60, search_steps=4, initial_c=0.1)
     plain = attack(model, x, y)

@@ -305,7 +305,7 @@ def test_settings_that_cannot_be() -> None:
         ),
         ({"eps": 0.1, "steps": 0}, r"steps must be an integer >= 1, got 0"),
         ({"eps": 0.1, "restarts": 0}, r"restarts must be an integer >= 1, got 0"),
-        ({"eps": 0.1, "step_size": 0.0}, r"step_size must be a finite number > 0, or None, got 0.0"),
+        ({"eps": 0.1, "step_size": 0.0}, r"step_size must be a finite number > 0, got 0.0"),
         ({"eps": 0.1, "bounds": (1.0, 0.0)}, r"bounds must be \(low, high\) with low < high, got \(1.0, 0.0\)"),
         ({"eps": 0.1, "batch_size": 0}, r"batch_size must be an integer >= 1, got 0"),
         ({"eps": 0.1, "batch_size": 2.5}, r"batch_size must be an integer >= 1, got 2\.5"),

@@ -98,7 +98,7 @@ def test_a_method_of_a_network_in_train_mode() -> None:
 def test_what_a_worst_case_is_given_is_checked_and_a_blind_one_says_nothing_of_gradients() -> None:
     with pytest.raises(ValueError, match="losses must be a list of losses, got 'margin'"):
         WorstCase(eps=0.1, losses="margin")
-    with pytest.raises(ValueError, match=r"loss must be one of .* got 'nonsense'"):
+    with pytest.raises(ValueError, match=r"losses must be one of .* got 'nonsense'"):
         WorstCase(eps=0.1, losses=["nonsense"])
     model, (x, y) = network("sr"), images(12)
     blind = WorstCase(eps=0.1, attacks=[Square(eps=0.1, queries=5)], batch_size=5)

@@ -142,9 +142,10 @@ def test_printing_a_result_shows_a_summary() -> None:
     model, (x, y) = network("sr"), images(50)
     result = BIM(eps=0.2)(model, x, y)
     text = str(result)
-    assert text.startswith("AttackResult: 50 images\n") and len(text.splitlines()) == 6
+    assert text.startswith("AttackResult: 50 images, 10 classes\n") and len(text.splitlines()) == 6
     for name, share in (("right before", result.clean_accuracy), ("right after", result.robust_accuracy)):
         (row,) = [line for line in text.splitlines() if name in line]
         assert row.endswith(f"{share:.1%}")
     assert "linf 0.2, " in text and "zero gradient   0.0%" in text
     assert "0 images" in str(BIM(eps=0.2)(model, x[:0], y[:0]))
+    assert "linf 8/255, " in str(BIM(eps=8 / 255)(model, x, y))

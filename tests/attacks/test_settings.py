@@ -1,6 +1,8 @@
 """Bad settings are refused by name, and warnings are told where the attack was called."""
 
+import inspect
 import math
+import re
 import warnings
 
 import foolbox
@@ -8,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from mmlda.attacks import APGD, BIM, FGSM, JSMA, PGD, CarliniWagner, Square, WorstCase
+from mmlda.attacks import APGD, BIM, FAB, FGSM, ILCM, JSMA, PGD, CarliniWagner, Square, WorstCase
 from mmlda.attacks.adapters import from_foolbox
 from mmlda.data import load
 from mmlda.evaluation.robustness import attack_images
@@ -90,3 +92,23 @@ def test_a_radius_that_is_not_a_number_is_refused(eps):
     for kind in (FGSM, BIM, PGD, APGD, Square, WorstCase):
         with pytest.raises(ValueError, match="eps must be a finite number >= 0, got"):
             kind(eps=eps)
+
+
+@pytest.mark.parametrize("kind", [FGSM, PGD, APGD, Square, WorstCase, JSMA])
+def test_eps_wider_than_the_range_suggests_a_fraction(kind):
+    with pytest.raises(
+        ValueError, match=r"eps must be at most 1\.0, the width of the pixel range, got 8; did you mean 8/255\?"
+    ):
+        kind(eps=8)
+    kind(eps=8, bounds=(0.0, 255.0))
+    kind(eps=1.0)
+    if kind is not JSMA:
+        kind(eps=8, norm="l2")
+
+
+@pytest.mark.parametrize("kind", [FGSM, BIM, ILCM, PGD, APGD, FAB, Square, JSMA, CarliniWagner, WorstCase])
+def test_help_explains_every_setting_and_its_default(kind):
+    for setting in inspect.signature(kind).parameters.values():
+        given = "" if setting.default is setting.empty else rf", default {re.escape(repr(setting.default))}"
+        assert re.search(rf"^{setting.name} : .*{given}\n    \S", kind.__doc__, re.M), setting.name
+    assert kind.__doc__.count("Parameters\n-----") == 1

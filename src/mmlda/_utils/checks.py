@@ -1,15 +1,17 @@
-"""Argument checks with one error grammar: `name must be <expected>, got <value>`."""
+"""Argument checks with one error grammar: `name must be <expected>, got <value>`.
+
+torch is imported where it is used: the command line checks its arguments without it.
+"""
 
 from __future__ import annotations
 
 import math
 import operator
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor, device
 
 __all__ = ["check_choice", "check_count", "check_positive", "check_priors", "invalid", "to_tensor"]
 
@@ -58,6 +60,8 @@ def check_priors(priors: Any, num_classes: int, *, positive: bool = False) -> Te
     With `positive`, a class without mass is refused too (its log prior is -inf).
     The result sums to 1 in float64, so that float32 priors do not carry their rounding along.
     """
+    import torch
+
     if priors is None:
         return torch.full((num_classes,), 1.0 / num_classes, dtype=torch.float64, device="cpu")
     pi = to_tensor("priors", priors)
@@ -71,10 +75,13 @@ def check_priors(priors: Any, num_classes: int, *, positive: bool = False) -> Te
     return pi / total
 
 
-def to_tensor(name: str, value: Any, device: torch.device | None = None) -> Tensor:
+def to_tensor(name: str, value: Any, device: device | None = None) -> Tensor:
     """`value` as a finite float64 tensor, still in the graph when it was a tensor."""
+    import numpy as np
+    import torch
+
     try:
-        t = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value, dtype=np.float64))
+        t = value if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value, dtype=np.float64))
     except (TypeError, ValueError):
         raise ValueError(f"{name} must be a number, an array or a tensor of numbers, got {value!r}") from None
     if t.is_complex():

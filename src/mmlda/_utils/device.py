@@ -43,10 +43,11 @@ def on_device(model: Model, device: torch.device | str | None) -> Model:
 
 @contextmanager
 def eval_mode(model: Model) -> Iterator[None]:
-    """Put a module into eval mode, and every submodule back into its own mode afterwards."""
-    training = [module for module in model.modules() if module.training] if isinstance(model, nn.Module) else []
-    if isinstance(model, nn.Module) and training:
-        model.eval()
+    """Put a module, or that of a method such as `model.forward`, into eval mode, and each submodule back afterwards."""
+    owner = getattr(model, "__self__", model)
+    training = [module for module in owner.modules() if module.training] if isinstance(owner, nn.Module) else []
+    for module in training:
+        module.training = False
     try:
         yield
     finally:
@@ -55,4 +56,5 @@ def eval_mode(model: Model) -> Iterator[None]:
 
 
 def _tensors(model: Model) -> Iterator[Tensor]:
-    return itertools.chain(model.parameters(), model.buffers()) if isinstance(model, nn.Module) else iter(())
+    owner = getattr(model, "__self__", model)  # of a method, as model.forward
+    return itertools.chain(owner.parameters(), owner.buffers()) if isinstance(owner, nn.Module) else iter(())

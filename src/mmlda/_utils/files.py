@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,12 @@ def write_whole(path: str | Path, write: Callable[[Path], None] | bytes) -> Path
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         if isinstance(write, bytes):
             temporary.write_bytes(write)
         else:
             write(temporary)
-        temporary.chmod(0o666 & ~_umask())  # mkstemp's 0600 is for secrets
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -49,9 +46,3 @@ def write_whole(path: str | Path, write: Callable[[Path], None] | bytes) -> Path
 def write_json(path: str | Path, value: Any) -> Path:
     """`write_whole` of a JSON document; NaN and infinity are refused, as the standard has no words for them."""
     return write_whole(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

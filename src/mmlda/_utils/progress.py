@@ -5,8 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Protocol
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 __all__ = ["Report", "progress"]
 
@@ -45,42 +48,36 @@ def progress(
     if not show:
         yield lambda done, *, start=False, **numbers: None
         return
-    begin, first = time.monotonic(), start
-    if sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    begin = said = time.monotonic()
+    first, bar = start, _bar(title, total, start) if sys.stderr.isatty() else None
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-                   TextColumn("{task.fields[numbers]}"), TimeElapsedColumn())  # fmt: skip
-        with Progress(*columns, console=Console(stderr=True)) as bar:
-            task = bar.add_task(title, total=total, completed=start, numbers="")
-
-            def report(done: int, *, start: bool = False, **numbers: float) -> None:
-                nonlocal begin, first
-                if start:
-                    begin, first = time.monotonic(), done
-                    bar.reset(task, completed=done)
-                    return
-                rate = (done - first) / max(time.monotonic() - begin, 1e-9)
-                words = f"{rate:.3g} {unit}/s  {_words(numbers)}  {_left(total - done, rate)}"
-                bar.update(task, completed=done, numbers=words)
-
-            yield report
-        return
-
-    said = begin
-
-    def line(done: int, *, start: bool = False, **numbers: float) -> None:
+    def report(done: int, *, start: bool = False, **numbers: float) -> None:
         nonlocal begin, first, said
         now = time.monotonic()
         if start:
             begin, first = now, done
+            if bar is not None:
+                bar.reset(bar.task_ids[0], completed=done)
             return
-        if now - said < every and done < total:
-            return
-        said = now
         rate = (done - first) / max(now - begin, 1e-9)
-        print(f"{title}: {done}/{total} {unit}  {rate:.3g} {unit}/s  {_words(numbers)}  {_left(total - done, rate)}",
-              file=sys.stderr, flush=True)  # fmt: skip
+        words = f"{rate:.3g} {unit}/s  {_words(numbers)}  {_left(total - done, rate)}"
+        if bar is not None:
+            bar.update(bar.task_ids[0], completed=done, numbers=words)
+        elif now - said >= every or done >= total:
+            said = now
+            print(f"{title}: {done}/{total} {unit}  {words}", file=sys.stderr, flush=True)
 
-    yield line
+    with bar or nullcontext():
+        yield report
+
+
+def _bar(title: str, total: int, start: int) -> Progress:
+    """A bar on the terminal, with one task."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    name, numbers = TextColumn("{task.description}"), TextColumn("{task.fields[numbers]}")
+    columns = (name, BarColumn(), MofNCompleteColumn(), numbers, TimeElapsedColumn())
+    bar = Progress(*columns, console=Console(stderr=True))
+    bar.add_task(title, total=total, completed=start, numbers="")
+    return bar

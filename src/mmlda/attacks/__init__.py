@@ -6,6 +6,7 @@ A leaf: it knows a callable `model(x) -> logits`, the image range and nothing el
 from mmlda.attacks.apgd import APGD
 from mmlda.attacks.base import Attack, frozen
 from mmlda.attacks.carlini import CarliniWagner
+from mmlda.attacks.checks import AttackWarning
 from mmlda.attacks.fab import FAB
 from mmlda.attacks.gradient import BIM, FGSM, ILCM, PGD, ascend
 from mmlda.attacks.jsma import JSMA
@@ -27,6 +28,7 @@ __all__ = [
     "PGD",
     "Attack",
     "AttackResult",
+    "AttackWarning",
     "CarliniWagner",
     "Square",
     "Surface",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from mmlda.attacks.base import Attack
-from mmlda.attacks.checks import check_ball, invalid
+from mmlda.attacks.checks import invalid
 from mmlda.attacks.gradient import tall
 from mmlda.attacks.result import AttackResult, measure
 from mmlda.attacks.surface import Model, Surface
@@ -110,24 +110,21 @@ class FoolboxAttack(Attack):
         eps: its perturbation size; None to minimise it.
     """
 
+    norm: ClassVar = "peer"  # foolbox's business
     peer: Any
     eps: float | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.eps is not None:
-            check_ball(self.eps, "linf")
+    @property
+    def minimal(self) -> bool:  # type: ignore[override]
+        return self.eps is None
 
     def attack(self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor) -> AttackResult:
         import foolbox
 
         surface.count(x)  # the labels are checked against the first logits
         model = to_foolbox(surface.model, bounds=self.bounds, device=x.device)
-        criterion = (
-            foolbox.criteria.Misclassification(y)
-            if target is None
-            else foolbox.criteria.TargetedMisclassification(target)
-        )
+        criteria = foolbox.criteria
+        criterion = criteria.Misclassification(y) if target is None else criteria.TargetedMisclassification(target)
         with torch.enable_grad(), _seeded(self.seed, x.device):
             try:
                 _, x_adv, _ = self.peer(model, x, criterion, epsilons=self.eps)
@@ -139,23 +136,12 @@ class FoolboxAttack(Attack):
         found = ~x_adv.detach().isnan().flatten(1).any(1)  # [N]
         x_adv = torch.where(tall(found, x), x_adv.detach().clamp(*self.bounds), x)
         prediction = surface.logits(x_adv).argmax(1)
+        steps = torch.full_like(y, int(getattr(self.peer, "steps", 0)))
+        if self.eps is not None:
+            return measure(x, x_adv, y, target, self.bounds, prediction, steps)
         success = prediction != y if target is None else prediction == target
-        clean = None
-        if self.eps is None:  # then a failure goes back to the image
-            clean = surface.logits(x).argmax(1)
-            prediction = torch.where(success, prediction, clean)
-        return measure(
-            x,
-            x_adv,
-            y=y,
-            success=success,
-            prediction=prediction,
-            steps=torch.full_like(y, int(getattr(self.peer, "steps", 0))),
-            bounds=self.bounds,
-            minimum_norm=self.eps is None,
-            clean_prediction=clean,
-            target=target,
-        )
+        clean = surface.logits(x).argmax(1)
+        return measure(x, x_adv, y, target, self.bounds, prediction, steps, clean=clean, found=success)
 
 
 def from_foolbox(peer: Any, eps: float | None = None, **settings: Any) -> FoolboxAttack:

@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from mmlda.attacks.checks import check_count, check_number, invalid, warn_caller
+from mmlda.attacks.checks import AttackWarning, check_choice, check_count, check_number, invalid, warn_caller
+from mmlda.attacks.docstrings import document
+from mmlda.attacks.losses import check_loss
 from mmlda.attacks.noise import Noise
-from mmlda.attacks.result import AttackResult, concatenate, nothing
-from mmlda.attacks.surface import Model, Surface
+from mmlda.attacks.progress import Bar
+from mmlda.attacks.result import AttackResult, concatenate, measure
+from mmlda.attacks.surface import PASSES, Model, Surface
 
-__all__ = ["Attack", "activation_bytes", "frozen", "guarded", "survivors"]
+__all__ = ["Attack", "activation_bytes", "compact_before", "frozen", "guarded", "record", "survivors"]
 
 
 @contextmanager
-def _eval_mode(training: list[nn.Module]) -> Iterator[None]:
-    """Put these modules, which are in train mode, into eval mode, and back afterwards."""
+def _off(flag: str, things: Sequence[nn.Module | Tensor]) -> Iterator[None]:
+    """Set a flag of all `things` to False, and back to True afterwards."""
     try:
-        for module in training:
-            module.training = False
+        for thing in things:
+            setattr(thing, flag, False)
         yield
     finally:
-        for module in training:
-            module.training = True
+        for thing in things:
+            setattr(thing, flag, True)
 
 
 @contextmanager
@@ -44,14 +50,9 @@ def frozen(model: nn.Module) -> Iterator[None]:
     (True, True)
     """
     learned = [p for p in model.parameters() if p.requires_grad]
-    with _eval_mode([module for module in model.modules() if module.training]):
-        try:
-            for p in learned:
-                p.requires_grad_(False)
-            yield
-        finally:
-            for p in learned:
-                p.requires_grad_(True)
+    training = [module for module in model.modules() if module.training]
+    with _off("training", training), _off("requires_grad", learned):
+        yield
 
 
 @contextmanager
@@ -65,39 +66,74 @@ def guarded(model: Model) -> Iterator[None]:
     training = [module for module in owner.modules() if module.training] if isinstance(owner, nn.Module) else []
     if training:
         warn_caller("the model is in train mode: it is attacked in eval mode and given back as it was")
-    with _eval_mode(training), torch.inference_mode(False), torch.no_grad():
+    with _off("training", training), torch.inference_mode(False), torch.no_grad():
         yield
+
+
+BLIND = 0.05  # share of images without a gradient from which on an attack warns
+
+# How the settings of attacks are checked, by name; None is allowed where it is the default.
+RULES: dict[str, Callable[[str, Any], None]] = {
+    "loss": check_loss,
+    "norm": partial(check_choice, allowed=("linf", "l2")),
+    "target": partial(check_choice, allowed=(None, "least-likely", "random", "every")),
+    "seed": partial(check_count, least=-math.inf),
+    **dict.fromkeys(("steps", "search_steps", "restarts", "targets", "queries"), check_count),
+    **dict.fromkeys(("batch_size", "memory_limit"), check_count),
+    **dict.fromkeys(("eps", "kappa"), partial(check_number, expected="a finite number >= 0", fits=lambda v: v >= 0)),
+    **dict.fromkeys(
+        ("step_size", "rate", "initial_c"), partial(check_number, expected="a finite number > 0", fits=lambda v: v > 0)
+    ),
+    **dict.fromkeys(("p", "max_share"), partial(check_number, expected="in (0, 1]", fits=lambda v: 0 < v <= 1)),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attack:
     """What every attack shares. A subclass adds its settings and implements `attack` for one batch.
 
+    Settings are checked by `rules`, which a subclass may extend.
+
     Args:
-        bounds: the image range; `x` may be outside by a rounding error.
-        seed: of the attack's random choices, which are keyed by (seed, index of the sample).
-        batch_size: most images at a time; None for all at once.
-        memory_limit: bytes; the batch size is chosen so that the attack's activations stay below.
+        bounds: The range of the images, (low, high); `x` may be outside by a rounding error. For tables [N, D] also two
+            tensors [D], the range of each feature; a feature with low = high does not change.
+        seed: Of the attack's random choices, which are keyed by (seed, index of the sample).
+        batch_size: Most images at a time; None for all at once.
+        memory_limit: Bytes; the batch size is chosen so that the attack's activations stay below.
     """
 
-    bounds: tuple[float, float] = (0.0, 1.0)
+    rules: ClassVar[dict[str, Callable[[str, Any], None]]] = RULES
+    minimal: ClassVar[bool] = False  # whether it looks for the nearest point, and returns the image where it fails
+    bounds: tuple[Any, Any] = (0.0, 1.0)
     seed: int = 0
     batch_size: int | None = None
     memory_limit: int | None = None
 
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        document(cls)
+
     def __post_init__(self) -> None:
-        try:
-            lo, hi = self.bounds
-            for end in (lo, hi):
-                check_number("bounds", end, "a number", lambda v: True)
-            check_number("bounds", hi - lo, "a range", lambda v: v > 0)
-        except (TypeError, ValueError):
-            raise invalid("bounds", "(low, high) with low < high", self.bounds) from None
-        object.__setattr__(self, "bounds", (lo, hi))  # of a list too: an attack can be compared and hashed
-        for name in ("batch_size", "memory_limit"):
-            if getattr(self, name) is not None:
-                check_count(name, getattr(self, name))
-        check_count("seed", self.seed, -math.inf)
+        object.__setattr__(self, "bounds", check_bounds(self.bounds))
+        for setting in fields(self):
+            value, rule = getattr(self, setting.name), self.rules.get(setting.name)
+            if rule is not None and not (value is None and setting.default is None):
+                rule(setting.name, value)
+        eps, width = getattr(self, "eps", None), self.width()
+        if eps is not None and getattr(self, "norm", "linf") == "linf" and abs(eps) > width * (1 + 1e-6):
+            hint = f"; did you mean {eps:g}/255?" if width == 1 and abs(eps) <= 255 else ""
+            raise ValueError(f"eps must be at most {width}, the width of the pixel range, got {eps!r}{hint}")
+
+    def width(self, of: Callable[..., float] = max) -> float:
+        """high - low, of the widest feature where they differ."""
+        lo, hi = (end.tolist() if isinstance(end, Tensor) else end for end in self.bounds)
+        return of(high - low for low, high in zip(lo, hi)) if isinstance(lo, tuple | list) else hi - lo
+
+    def most_steps(self) -> int:
+        """About the most steps for one batch."""
+        steps = math.prod(getattr(self, name, 1) for name in ("steps", "restarts", "queries", "search_steps"))
+        every = getattr(self, "target", "every" if hasattr(self, "targets") else None) == "every"
+        return steps * (getattr(self, "targets", 9) if every else 1)
 
     def __call__(
         self,
@@ -107,33 +143,75 @@ class Attack:
         *,
         target: Tensor | int | None = None,
         index: Tensor | None = None,
+        show: bool | None = None,
     ) -> AttackResult:
-        """Attack `model` at the images `x` [N, ...] with labels `y` [N].
+        """Attack a model.
 
-        Args:
-            model: x -> logits [N, L].
-            target: a class, or a class for each sample [N]; overrides the attack's own choice. A sample of that very
-                class has reached it from the start, and counts as a success.
-            index: int64 [N], the samples' identities for random choices; 0 .. N - 1 by default.
+        Warns with an `AttackWarning` where the result may say nothing about robustness: the attack had no gradient,
+        or the model is random (it is then judged by the mean probabilities of 16 passes). `notes` of the result say so.
+
+        Parameters
+        ----------
+        model : callable
+            x -> logits [N, L]: a module, which is attacked in eval mode, or any function.
+        x : Tensor
+            Images or other samples [N, ...] within `bounds`.
+        y : Tensor
+            Labels, integers [N].
+        target : Tensor or int, optional
+            A class, or a class for each sample [N]; overrides the attack's own choice. A sample of that very class has
+            reached it from the start, and counts as a success.
+        index : Tensor, optional
+            int64 [N], the samples' identities for random choices; 0 .. N - 1 by default.
+        show : bool, optional
+            Whether to show progress on standard error after 2 seconds; by default on a terminal.
+
+        Returns
+        -------
+        AttackResult
+
+        Raises
+        ------
+        ValueError
+            Bad arguments, a model that does not return logits, NaN, or a gradient attack on a model without one.
         """
         with guarded(model):
             x, y, target, index = self._prepare(x, y, target, index)
             if len(x) == 0:
-                return nothing(x)
+                return measure(x, x, y, None, self.bounds, y, y)
             surface = Surface(model, y, target)
-            result, size = self.in_batches(surface, x, y, target, index)
+            surface.bar = Bar(type(self).__name__, self.most_steps(), show)
+            try:
+                result, size = self.in_batches(surface, x, y, target, index)
+            finally:
+                surface.bar.close()
             surface.check(result.x_adv, size)
             if result.clean_prediction is None:  # the attack has not looked at the images themselves
                 clean = torch.cat([surface.logits(part).argmax(1) for part in x.split(size)])
                 result = replace(result, clean_prediction=clean)
+            if surface.random:
+                surface.note(
+                    "the model is random, since two passes over the same images differ: an image counts as broken only "
+                    f"where the mean probabilities of {PASSES} passes are wrong; attack that mean for a stronger attack"
+                )
+                result = replace(result, clean_prediction=torch.cat([surface.classify(part) for part in x.split(size)]))
+            if (blind := result.blind_share) >= BLIND:
+                surface.note(
+                    f"the gradient was exactly zero for {blind:.1%} of the images, so the attack is blind there and "
+                    'their accuracy is not robustness: try loss="margin", Square or WorstCase'
+                )
             surface.close()
-            return result
+            for note in surface.notes:
+                warn_caller(note, AttackWarning)
+            passes = PASSES if surface.random else 1
+            return replace(result, classes=surface.classes, passes=passes, notes=tuple(surface.notes))
 
     def in_batches(
         self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor
     ) -> tuple[AttackResult, int]:
         """Attack at most `batch_size` images at a time (fewer under a memory limit); the result and that number."""
-        size = self._batch(surface, x)
+        size, attack, bar = self._batch(surface, x), self.placed(x), surface.bar or Bar("", 1, False)
+        begin, weight, share = bar.done, bar.weight, bar.weight * size / len(x)
         columns = [x, y, index] if target is None else [x, y, index, target]
         parts = []
         for i in range(0, len(x), size):
@@ -142,8 +220,34 @@ class Attack:
             if x.is_cuda and n < size:  # filled up to the others' shape, so that their graphs serve
                 batch = [torch.cat([part, t[: size - n]]) for part, t in zip(batch, columns)]
             xs, ys, who, *to = batch
-            parts.append(self.attack(surface, xs, ys, to[0] if to else None, who).take(slice(n)))
+            bar.weight, bar.done = share, begin + self.most_steps() * weight * i / len(x)
+            part = attack.attack(surface, xs, ys, to[0] if to else None, who)
+            if surface.random:
+                part = attack._judged_again(part, surface, xs)
+            parts.append(part.take(slice(n)))
+        bar.weight, bar.done = weight, begin + self.most_steps() * weight
         return concatenate(parts), size
+
+    def placed(self, x: Tensor) -> Attack:
+        """This attack with bounds for each feature as tensors like `x`; itself where they are two numbers."""
+        if not isinstance(self.bounds[0], tuple):
+            return self
+        if x.shape[1:] != (len(self.bounds[0]),):
+            raise ValueError(f"bounds must be numbers or of shape {list(x.shape[1:])}, got [{len(self.bounds[0])}]")
+        attack = copy.copy(self)
+        object.__setattr__(attack, "bounds", tuple(x.new_tensor(end) for end in self.bounds))
+        return attack
+
+    def _judged_again(self, result: AttackResult, surface: Surface, x: Tensor) -> AttackResult:
+        """The result with the classes that a random model predicts on average: a lucky draw is no success."""
+        r, label = result, surface.classify(result.x_adv)
+        broken = label != r.y if r.target is None else label == r.target
+        winner = r.winner  # broken all the same: by the first attack, whose final points are kept
+        if winner is not None:
+            winner = torch.where(broken, torch.where(winner == -1, 0, winner), -1)
+        found, clean = (broken & r.success, surface.classify(x)) if self.minimal else (None, r.clean_prediction)
+        again = measure(x, r.x_adv, r.y, r.target, self.bounds, label, r.steps, clean=clean, found=found)
+        return replace(again, winner=winner, blind=r.blind, zero_at_start=r.zero_at_start)
 
     def attack(self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor) -> AttackResult:
         """Attack one batch; called without autograd, with `x` inside the range and the model in eval mode."""
@@ -166,11 +270,16 @@ class Attack:
         elif target is not None:
             target = check_labels("target", target, x)
         index = torch.arange(len(x), device=x.device) if index is None else check_labels("index", index, x)
-        lo, hi = self.bounds
+        lo, hi = self.placed(x).bounds
         x = x.detach()
         if len(x) and not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
             # A rounding error outside is the caller's arithmetic (normalise and back); more is a mistake.
             slack = (hi - lo) * max(1e-5, 4 * torch.finfo(x.dtype).eps)
+            if isinstance(lo, Tensor):
+                if not bool(((x >= lo - slack) & (x <= hi + slack)).all()):
+                    outside = (~((x >= lo - slack) & (x <= hi + slack))).any(0).nonzero().flatten().tolist()
+                    raise ValueError(f"x must be within bounds, got values outside in features {outside}")
+                return x.clamp(lo, hi), y, target, index
             low, high = (float(v) for v in torch.stack(torch.aminmax(x)).double())
             if not (low >= lo - slack and high <= hi + slack):  # also false for NaN
                 raise ValueError(f"x must be in the range bounds={self.bounds}, got values {low} to {high}")
@@ -183,6 +292,27 @@ class Attack:
             bytes_each = activation_bytes(surface, x[:1]) + 12 * x[0].numel() * x.element_size()
             size = max(1, min(size, self.memory_limit // bytes_each))
         return size
+
+
+document(Attack)
+
+
+def check_bounds(bounds: Any) -> tuple[Any, Any]:
+    """(low, high): two numbers, or for each feature as two tuples, so that an attack can be compared and hashed."""
+    try:
+        ends = [end.tolist() if hasattr(end, "tolist") else end for end in bounds]
+        lo, hi = (tuple(end) if isinstance(end, list | tuple) else end for end in ends)
+        several = isinstance(lo, tuple)
+        lows, highs = (lo, hi) if several else ((lo,), (hi,))
+        for end in (*lows, *highs):
+            check_number("bounds", end, "a number", lambda v: True)
+        widths = [high - low for low, high in zip(lows, highs, strict=True)]
+        check_number("bounds", max(widths), "a range", lambda v: v > 0)
+        check_number("bounds", min(widths), "a range", lambda v: v >= 0)
+    except (TypeError, ValueError):
+        expected = "(low, high) with low < high"
+        raise invalid("bounds", expected, bounds) from None
+    return lo, hi
 
 
 def check_labels(name: str, labels: object, x: Tensor) -> Tensor:
@@ -228,3 +358,19 @@ def survivors(alive: Tensor) -> Tensor:
             size //= 2
         n = size
     return alive.to(torch.int8).argsort(descending=True, stable=True)[:n].sort().values
+
+
+def record(end: Sequence[Tensor], who: Tensor, state: Sequence[Tensor]) -> None:
+    """Write the columns of `state`, which are of the samples `who`, into those of all samples."""
+    for total, part in zip(end, state):
+        total.index_copy_(0, who, part)
+
+
+def compact_before(k: int, done: Tensor, marks: Sequence[int] = ()) -> bool:
+    """Whether to drop the samples that are done before step `k`.
+
+    Asking waits for the device: on CUDA only at powers of two and at `marks`, so that few graphs are captured.
+    """
+    if done.is_cuda:
+        return k in marks or k & (k - 1) == 0
+    return bool(done.sum() * 20 >= len(done))

@@ -25,17 +25,17 @@ Four things differ from the original, each because it finds smaller distortions 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mmlda.attacks.base import Attack
-from mmlda.attacks.checks import check_choice, check_count, check_number
+from mmlda.attacks.checks import invalid
 from mmlda.attacks.gradient import tall
 from mmlda.attacks.losses import choose_target, margin, other_classes
-from mmlda.attacks.precision import rounding_of
 from mmlda.attacks.result import AttackResult, measure
 from mmlda.attacks.surface import Surface
 
@@ -48,6 +48,8 @@ _PATIENCE = (30, 100)  # iterations: a thirtieth of the steps, but not less nor 
 _DROP = 0.2  # of the rate at a standstill
 _ROUGH = 0.01  # a rate is too high if the loss is this share above its lowest on average
 _MOST_DROPS = 6
+_ROUNDINGS = 8  # a margin of fewer roundings than this may be the other way round in another batch
+_TF32 = 2.0**-9  # the share of the logits' spread that may be rounding where products have TF32's 10 bits
 _FURTHER = 2e-3  # a point that the last look does not find across goes on by this share of its distance, then by twice
 
 
@@ -76,45 +78,17 @@ class _Rows:
     search: Tensor  # int64: its number
     spent: Tensor  # int64: the iterations of the searches before it
 
-    def columns(self) -> dict[str, Tensor]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}
-
     def take(self, which: Tensor) -> _Rows:
-        return _Rows(**{name: column[which] for name, column in self.columns().items()})
-
-    def moving(self) -> _Moving:
-        return _Moving(*(getattr(self, name) for name in _Moving._fields))
-
-    def update(self, moving: _Moving) -> None:
-        for name, column in zip(_Moving._fields, moving):
-            setattr(self, name, column)
+        return _Rows(*(column[which] for column in vars(self).values()))
 
     def put(self, at: Tensor, rows: _Rows) -> None:
-        for name, column in rows.columns().items():
+        for name, column in vars(rows).items():
             getattr(self, name)[at] = column
 
 
-class _Moving(NamedTuple):
-    """The columns of `_Rows` that an iteration changes."""
-
-    w: Tensor
-    m: Tensor
-    v: Tensor
-    best: Tensor
-    best_sq: Tensor
-    crossed: Tensor
-    total: Tensor
-    low: Tensor
-    t: Tensor
-
-
-class _Held(NamedTuple):
-    """The columns of `_Rows` that an iteration reads besides."""
-
-    c: Tensor
-    rate: Tensor
-    x: Tensor
-    label: Tensor
+# The columns that an iteration changes, and those that it reads besides.
+_CHANGED = ("w", "m", "v", "best", "best_sq", "crossed", "total", "low", "t")
+_READ = ("c", "rate", "x", "label")
 
 
 class _Found(NamedTuple):
@@ -158,6 +132,7 @@ class CarliniWagner(Attack):
     (True, 0.14)
     """
 
+    minimal: ClassVar = True
     kappa: float = 0.0
     target: str | None = None
     search_steps: int = 9
@@ -166,16 +141,9 @@ class CarliniWagner(Attack):
     initial_c: float = 1e-3
     abort: bool = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("target", self.target, (None, "least-likely", "random", "every"))
-        for name in ("search_steps", "steps"):
-            check_count(name, getattr(self, name))
-        for name in ("rate", "initial_c"):
-            check_number(name, getattr(self, name), "a finite number > 0", lambda v: v > 0)
-        check_number("kappa", self.kappa, "a finite number >= 0", lambda v: v >= 0)
-
     def attack(self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor) -> AttackResult:
+        if self.width(min) <= 0:
+            raise invalid("bounds", "low < high for every feature", "a feature with low = high")
         if target is None and self.target is not None and self.target != "every":
             target = choose_target(self.target, surface.logits(x), y, self.noise(index))
         aimed = target is not None
@@ -183,8 +151,8 @@ class CarliniWagner(Attack):
         _, z, g = surface.gradient("margin", x, y, target)
         assert z is not None
         zero, clean = (g == 0).flatten(1).all(1), z.argmax(1)
-        best_sq = torch.full(y.shape, torch.inf, dtype=_wide(x), device=x.device)
-        best_sq.masked_fill_(self._there(z, label, aimed), 0.0)
+        there = ((clean == label) == aimed) & (_gap(z, label, aimed) >= self.kappa)  # without any search
+        best_sq = torch.full(y.shape, torch.inf, dtype=_wide(x), device=x.device).masked_fill_(there, 0.0)
         found = _Found(x.clone(), best_sq, torch.zeros_like(y))
 
         todo = best_sq.nonzero()[:, 0]  # int64 [M]: the samples to search, once for each class to go to
@@ -197,29 +165,18 @@ class CarliniWagner(Attack):
 
         best, prediction = self._last_look(surface, x, label, target is not None, found)
         success = (prediction != y if target is None else prediction == target) & (best_sq < torch.inf)
-        return measure(
-            x,
-            best,
-            y=y,
-            success=success,
-            prediction=torch.where(success, prediction, clean),  # a failure goes back to the image
-            steps=found.spent,
-            bounds=self.bounds,
-            minimum_norm=True,
-            clean_prediction=clean,
-            zero_at_start=zero,
-            target=target,
-        )
+        return measure(x, best, y, target, self.bounds, prediction, found.spent, clean=clean, zero=zero, found=success)
 
     def _search(self, surface: Surface, x: Tensor, todo: Tensor, goals: Tensor, aimed: bool, found: _Found) -> None:
         """Search for each of `todo` towards (or away from) its `goals`; write to `found`."""
         size, K = min(len(todo), len(x)), min(max(10, self.steps // 100), 50)
-        step = _Step(self, surface, aimed)
+        step = partial(self._step, surface, aimed)
         rows, next_ = self._open(x, todo[:size], goals[:size]), size
         while len(rows.who):
-            held = _Held(rows.c, rows.rate, rows.x, rows.label)
+            changed, read = (tuple(getattr(rows, name) for name in names) for names in (_CHANGED, _READ))
             for _ in range(K):
-                rows.update(_Moving(*surface.step((self, aimed), step, *rows.moving(), *held)))
+                changed = surface.step((self, aimed), step, *changed, *read)
+            vars(rows).update(zip(_CHANGED, changed))
             # The searches that end leave their mark; nothing is drawn from rows that are done already.
             under_way = rows.search < self.search_steps
             self._settle(rows, K)
@@ -231,47 +188,34 @@ class CarliniWagner(Attack):
             if len(todo[fresh]):
                 rows.put(left[: len(todo[fresh])], self._open(x, todo[fresh], goals[fresh]))
                 next_ += len(left)
-            stay = self._stay(rows.search < self.search_steps)
-            if stay is not None:
-                rows = rows.take(stay)
+            busy = rows.search < self.search_steps
+            n, size = int(busy.sum()), len(busy)
+            # On CUDA a quarter must be idle to be worth a new graph.
+            if n < size and not (busy.is_cuda and n > 0 and (n > 0.75 * size or size <= 32)):
+                rows = rows.take(busy.nonzero()[:, 0])
 
     def _open(self, x: Tensor, who: Tensor, label: Tensor) -> _Rows:
         x = x[who]
         w = self._start(x)
-        real = torch.zeros(len(x), dtype=w.dtype, device=x.device)
-        whole = torch.zeros_like(who)
-        return _Rows(
-            who=who,
-            label=label,
-            x=x,
-            w=w,
-            m=torch.zeros_like(w),
-            v=torch.zeros_like(w),
-            best=x.clone(),
-            best_sq=real + torch.inf,
-            c=real + self.initial_c,
-            lower=real.clone(),
-            upper=real + torch.inf,
-            crossed=whole > 0,
-            total=real.clone(),
-            low=real + torch.inf,
-            anchor=real + torch.inf,
-            since=whole.clone(),
-            rate=real + self.rate,
-            t=whole.clone(),
-            search=whole.clone(),
-            spent=whole.clone(),
-        )
+        real, whole = torch.zeros(len(x), dtype=w.dtype, device=x.device), torch.zeros_like(who)
+        start = {
+            "w": w,
+            "m": torch.zeros_like(w),
+            "v": torch.zeros_like(w),
+            "c": real + self.initial_c,
+            "rate": real + self.rate,
+            "crossed": whole > 0,
+        }
+        start |= {name: real + torch.inf for name in ("best_sq", "upper", "low", "anchor")}
+        start |= {name: real.clone() for name in ("lower", "total")}
+        start |= {name: whole.clone() for name in ("since", "t", "search", "spent")}
+        return _Rows(who=who, label=label, x=x, best=x.clone(), **start)
 
     def _start(self, x: Tensor) -> Tensor:
         """w with mid + half tanh(w) = x, but for pixels at the ends of the range."""
         lo, hi = self.bounds
         u = (x.to(_wide(x)) - lo) * (2 / (hi - lo)) - 1
         return torch.atanh(u.clamp(_SHRINK - 1, 1 - _SHRINK))
-
-    def _there(self, z: Tensor, label: Tensor, aimed: bool) -> Tensor:
-        """Whether the images as given are across the boundary by kappa: bool [N]."""
-        return ((z.argmax(1) == label) == aimed) & (_gap(z, label, aimed) >= self.kappa)
 
     def _across(self, gap: Tensor, rounding: Tensor) -> Tensor:
         """Whether logits are across the boundary by kappa, and by more than rounding: bool [N]."""
@@ -289,7 +233,7 @@ class CarliniWagner(Attack):
         moved = (found.best_sq > 0) & (found.best_sq < torch.inf)
         z = surface.replayed_logits(best)
         for _ in range(8):  # by three fifths of the distance at the most
-            short = moved & ~self._across(_gap(z, label, aimed), rounding_of(z, x, surface))
+            short = moved & ~self._across(_gap(z, label, aimed), rounding_of(z, surface))
             if not bool(short.any()):
                 break
             further = (x + (best - x) * (1 + share)).clamp(*self.bounds)
@@ -331,74 +275,52 @@ class CarliniWagner(Attack):
         rows.m[again] = 0
         rows.v[again] = 0
 
-    @staticmethod
-    def _stay(busy: Tensor) -> Tensor | None:
-        """The rows to go on with, or None for all; on CUDA a quarter must be idle to be worth a new graph."""
-        n, size = int(busy.sum()), len(busy)
-        if n == size or (busy.is_cuda and n > 0 and (n > 0.75 * size or size <= 32)):
-            return None
-        return busy.nonzero()[:, 0]
-
-
-class _Step:
-    """One iteration as a function of tensors, for `Surface.step`: forward, backward, the best so far, Adam."""
-
-    def __init__(self, attack: CarliniWagner, surface: Surface, aimed: bool) -> None:
-        self.attack, self.surface, self.aimed = attack, surface, aimed
-        lo, hi = attack.bounds
-        self.mid, self.half, self.width = (lo + hi) / 2, (hi - lo) / 2, hi - lo
-
-    def __call__(self, *tensors: Tensor) -> _Moving:
-        old, held = _Moving(*tensors[: len(_Moving._fields)]), _Held(*tensors[len(_Moving._fields) :])
-        x, c, w = held.x, held.c, old.w
+    def _step(self, surface: Surface, aimed: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """One iteration, from `_CHANGED` and `_READ` to `_CHANGED`: forward, backward, the best so far, Adam."""
+        w, m, v, best, best_sq, crossed, total, low, t, c, rate, x, label = tensors
+        lo, hi = self.bounds
+        width, half = hi - lo, (hi - lo) / 2
         u = torch.tanh(w)
-        x_k = (u * self.half).add_(self.mid).clamp_(*self.attack.bounds).to(x.dtype)
-        f, g, across = self._slope(x_k, held)
-        d = (x_k.to(w.dtype) - x.to(w.dtype)).div_(self.width)
+        x_k = (u * half).add_((lo + hi) / 2).clamp_(lo, hi).to(x.dtype)
+        f, g, across = self._slope(surface, x_k, c, label, aimed)
+        d = (x_k.to(w.dtype) - x.to(w.dtype)).div_(width)
         sq = d.flatten(1).square().sum(1)
-        across &= old.t < self.attack.steps
-        better = across & (sq < old.best_sq)
+        across &= t < self.steps
+        better = across & (sq < best_sq)
         loss = sq + c * f.to(c.dtype)
         # d loss / d w = (d sq / d x' + c d f / d x') d x' / d w, and d x' / d w = half (1 - tanh^2 w)
-        slope = u.square_().neg_().add_(1).mul_(self.half)
-        g = d.mul_(2 / self.width).add_(g.to(w.dtype)).mul_(slope)
-        w, m, v, t = _adam(old, g, held.rate)
-        return _Moving(
-            w=w,
-            m=m,
-            v=v,
-            best=torch.where(tall(better, x), x_k, old.best),
-            best_sq=torch.where(better, sq, old.best_sq),
-            crossed=old.crossed | across,
-            total=old.total + loss,
-            low=torch.minimum(old.low, loss),
-            t=t,
-        )
+        slope = u.square_().neg_().add_(1).mul_(half)
+        g = d.mul_(2 / width).add_(g.to(w.dtype)).mul_(slope)
+        best = torch.where(tall(better, x), x_k, best)
+        best_sq = torch.where(better, sq, best_sq)
+        w, m, v, t = _adam(w, m, v, t, g, rate)
+        return w, m, v, best, best_sq, crossed | across, total + loss, torch.minimum(low, loss), t
 
-    def _slope(self, x_k: Tensor, held: _Held) -> tuple[Tensor, Tensor, Tensor]:
+    def _slope(
+        self, surface: Surface, x_k: Tensor, c: Tensor, label: Tensor, aimed: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """f at `x_k` [B], the gradient of c f [like x], and whether the point counts as across: bool [B]."""
         x_k = x_k.detach().requires_grad_(True)
         with torch.enable_grad():
-            z = self.surface.logits(x_k)  # [B, L]
-            gap = _gap(z, held.label, self.aimed)
-            rounding = rounding_of(z.detach(), held.x, self.surface)
+            z = surface.logits(x_k)  # [B, L]
+            gap = _gap(z, label, aimed)
+            rounding = rounding_of(z.detach(), surface)
             # Down to where a point counts as across.
-            f = torch.maximum(-gap, -(1.5 * rounding).clamp_min(self.attack.kappa))
-            (g,) = torch.autograd.grad((f * held.c).sum(), x_k)
-        return f.detach(), g, self.attack._across(gap.detach(), rounding)
+            f = torch.maximum(-gap, -(1.5 * rounding).clamp_min(self.kappa))
+            (g,) = torch.autograd.grad((f * c).sum(), x_k)
+        return f.detach(), g, self._across(gap.detach(), rounding)
 
 
-def _adam(old: _Moving, g: Tensor, rate: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _adam(w: Tensor, m: Tensor, v: Tensor, t: Tensor, g: Tensor, rate: Tensor) -> tuple[Tensor, ...]:
     """w, m, v and t after a step along -g: m^ / (sqrt(v^) + eps) with m^ = m / b_1, v^ = v / b_2, in few passes."""
-    t = old.t + 1
-    m = torch.lerp(old.m, g, 1 - _BETA_1)
-    v = (old.v * _BETA_2).addcmul_(g, g, value=1 - _BETA_2)
+    t = t + 1
+    m = torch.lerp(m, g, 1 - _BETA_1)
+    v = (v * _BETA_2).addcmul_(g, g, value=1 - _BETA_2)
     time = t.to(g.dtype)
     b_1, b_2 = (-torch.expm1(time * math.log(b)) for b in (_BETA_1, _BETA_2))
     b_2 = b_2.sqrt_()
     below = v.sqrt().add_(tall(b_2 * _TINY, g))
-    w = old.w - (m * tall(rate * b_2 / b_1, g)).div_(below)
-    return w, m, v, t
+    return w - (m * tall(rate * b_2 / b_1, g)).div_(below), m, v, t
 
 
 def _gap(z: Tensor, label: Tensor, aimed: bool) -> Tensor:
@@ -408,3 +330,31 @@ def _gap(z: Tensor, label: Tensor, aimed: bool) -> Tensor:
 
 def _wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
+
+
+def rounding_of(z: Tensor, surface: Surface) -> Tensor:
+    """How much of a gap between the first two of logits `z` may be rounding, [N]: of the logits, and of TF32 products.
+
+    The first is a share of the largest logit, the second of its distance from the middle one: a constant that is added
+    after the products is not rounded to TF32, and a class that is masked (-inf, -1e9) says nothing of the others. Of
+    three classes and fewer the middle one may be that of the gap, so there the second is a share of the largest too.
+    """
+    L, precision = z.shape[1], surface.precision or z.dtype
+    sorted_ = z.topk(L // 2 + 1, dim=1).values
+    top = sorted_[:, 0].abs()
+    spread = top if L < 4 else sorted_[:, 0] - sorted_[:, -1]
+    spread = torch.where(spread.isfinite(), spread, top)  # half of the classes are masked
+    fine = torch.finfo(precision).eps * (_ROUNDINGS if precision.itemsize > 2 else 1)  # in half one is much already
+    return torch.maximum(top, spread) * fine + spread * _coarse(z, precision)
+
+
+def _coarse(z: Tensor, precision: torch.dtype) -> float:
+    """The share of the logits' spread that the device may round away beyond the logits' own precision."""
+    return _TF32 if z.is_cuda and precision == torch.float32 and tf32_allowed() else 0.0
+
+
+def tf32_allowed() -> bool:
+    """Whether convolutions of float32 on CUDA may use TF32 (models/convolutions.py asks the same)."""
+    cudnn = torch.backends.cudnn
+    allowed = cudnn.conv.fp32_precision == "tf32" if hasattr(cudnn, "conv") else cudnn.allow_tf32
+    return allowed and cudnn.enabled

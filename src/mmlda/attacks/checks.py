@@ -13,7 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["check_ball", "check_choice", "check_count", "check_number", "invalid", "warn_caller"]
+__all__ = ["AttackWarning", "NoGradient", "check_choice", "check_count", "check_number", "invalid", "warn_caller"]
+
+
+class AttackWarning(UserWarning):
+    """The accuracy under an attack may say nothing about robustness: the attack was blind, or the model is random."""
+
+
+class NoGradient(ValueError):
+    """The model's logits have no gradient in its input."""
 
 
 def invalid(name: str, expected: str, value: Any) -> ValueError:
@@ -53,12 +61,6 @@ def check_choice(name: str, value: Any, allowed: Sequence[str | None]) -> None:
     """Raise unless `value` is one of the allowed names, or None where that is allowed."""
     if not any(value is None if one is None else isinstance(value, str) and value == one for one in allowed):
         raise invalid(name, f"one of {', '.join(map(repr, allowed))}", value)
-
-
-def check_ball(eps: float, norm: str) -> None:
-    """Raise unless `eps` is a radius and `norm` one of the two norms."""
-    check_number("eps", eps, "a finite number >= 0", lambda v: v >= 0)
-    check_choice("norm", norm, ("linf", "l2"))
 
 
 def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:

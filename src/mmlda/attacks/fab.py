@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mmlda.attacks.base import Attack, survivors
-from mmlda.attacks.checks import check_ball, check_count
-from mmlda.attacks.gradient import in_ball, norm_of, random_start, tall
+from mmlda.attacks.base import Attack, compact_before, record, survivors
+from mmlda.attacks.gradient import Bounds, in_ball, norm_of, random_start, tall
 from mmlda.attacks.losses import other_classes
 from mmlda.attacks.result import AttackResult, measure
 from mmlda.attacks.surface import Surface, may_be_infinite
@@ -33,7 +32,7 @@ _BISECTIONS = 10
 _BACK = 0.9  # beta: what is kept of a perturbation that has crossed
 
 
-def to_plane(x: Tensor, w: Tensor, c: Tensor, norm: str, bounds: tuple[float, float]) -> Tensor:
+def to_plane(x: Tensor, w: Tensor, c: Tensor, norm: str, bounds: Bounds) -> Tensor:
     """The smallest r with w.r = -c and x + r in the range: [N, D]; as far as the range allows where none is.
 
     The solution moves pixel i by min(lambda b_i, room_i) against the sign of c w_i, where b = 1 for L-infinity
@@ -88,14 +87,6 @@ class _State(NamedTuple):
     spent: Tensor  # steps
 
 
-class _Samples(NamedTuple):
-    """What stays the same."""
-
-    x: Tensor
-    y: Tensor
-    to: Tensor  # the class whose boundary is approached
-
-
 @dataclass(frozen=True, kw_only=True)
 class FAB(Attack):
     """A minimum-norm attack for L-infinity and L2: the nearest point of another class it finds.
@@ -115,83 +106,113 @@ class FAB(Attack):
     tensor([0.1000])
     """
 
+    minimal: ClassVar = True
     norm: str = "linf"
     eps: float | None = None
     targets: int = 9
     steps: int = 100
     restarts: int = 1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_ball(0.0 if self.eps is None else self.eps, self.norm)
-        for name in ("targets", "steps", "restarts"):
-            check_count(name, getattr(self, name))
-
     def attack(self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor) -> AttackResult:
         z = surface.replayed_logits(x).clone()
         clean = z.argmax(1)
         wide = torch.promote_types(x.dtype, torch.float32)
-        far = torch.full(y.shape, torch.inf, dtype=wide, device=x.device)
         here = clean != y if target is None else clean == target
-        best = torch.where(here, torch.zeros_like(far), far)
+        best = torch.full(y.shape, torch.inf, dtype=wide, device=x.device).masked_fill(here, 0.0)
         end = _State(x, x, x.clone(), best, clean.clone(), torch.zeros_like(y))
         turns = [target] if target is not None else list(other_classes(z, y).unbind(1)[: self.targets])
-        step = _Step(self, surface, sought=target is not None)
-        zero: Tensor | None = None
+        zero = torch.zeros_like(here)
         for draw, (to, restart) in enumerate(product(turns, range(self.restarts))):
-            who = survivors(end.best > (self.eps or 0.0))
+            who = survivors(end.best > self._enough)
             if len(who) == 0:
                 break
             start = self._restart(x[who], end.best[who], index[who], draw) if restart else x[who]
             state = _State(start, start, *(t[who] for t in end[2:]))
-            first = self._run(step, _Samples(x[who], y[who], to[who]), state, end, who)
-            if zero is None:
-                zero = torch.zeros_like(here).index_copy(0, who, first)
+            first = self._run(surface, (x[who], y[who], to[who]), state, end, who, sought=target is not None)
+            if draw == 0:
+                zero.index_copy_(0, who, first)
         x_best, label = self._tighten(surface, x, y, target, end)
-        success = end.best < torch.inf
+        found = end.best < torch.inf
         if self.eps is not None:  # a break beyond eps is none
-            success &= in_ball(x, x_best, self.eps, self.norm, self.bounds)
-        return measure(
-            x,
-            x_best,
-            y=y,
-            success=success,
-            prediction=torch.where(success, label, clean),
-            steps=end.spent,
-            bounds=self.bounds,
-            minimum_norm=True,
-            clean_prediction=clean,
-            zero_at_start=torch.zeros_like(here) if zero is None else zero,
-            target=target,
-        )
+            found &= in_ball(x, x_best, self.eps, self.norm, self.bounds)
+        return measure(x, x_best, y, target, self.bounds, label, end.spent, clean=clean, zero=zero, found=found)
+
+    @property
+    def _enough(self) -> float:
+        """A sample is done at this distance."""
+        return self.eps or 0.0
 
     def _restart(self, x: Tensor, best: Tensor, index: Tensor, draw: int) -> Tensor:
         """Random points half way to the best so far, or within eps."""
         radius = best / 2 if self.eps is None else best.clamp_max(self.eps)
-        radius = torch.where(radius < torch.inf, radius, self.bounds[1] - self.bounds[0])
+        radius = torch.where(radius < torch.inf, radius, self.width())
         return random_start(x, radius.to(x.dtype), self.norm, self.bounds, self.noise(index), draw)
 
-    def _run(self, step: _Step, samples: _Samples, state: _State, end: _State, who: Tensor) -> Tensor:
-        """Search from `state`, write what is found to `end` at `who`; whose first gradient was zero: bool [N]."""
-        enough, surface = self.eps or 0.0, step.surface
-        zero: Tensor | None = None
-        for k in range(self.steps):
-            if self.eps is not None and k and self._compact_before(k, state.best):
-                _record(end, who, state)
-                alive = survivors(state.best > enough)
+    def _run(
+        self, surface: Surface, samples: tuple[Tensor, ...], state: _State, end: _State, who: Tensor, *, sought: bool
+    ) -> Tensor:
+        """Search from `state`, write what is found to `end` at `who`; whose first gradient was zero: bool [N].
+
+        `samples` are the images, their classes, and the classes whose boundary is approached; `sought` if only these
+        count.
+        """
+
+        def found(old: _State, x: Tensor, y: Tensor, to: Tensor, label: Tensor) -> tuple[Tensor, _State]:
+            """Whether `old.at`, of class `label`, is across the boundary; and the best points with it."""
+            crossed = label == to if sought else label != y
+            distance = self._length(old.at - x).to(old.best.dtype)
+            # One that is done stays, in whatever batch.
+            better = crossed & (distance < old.best) & (old.best > self._enough)
+            return crossed, old._replace(
+                x_best=torch.where(tall(better, x), old.at, old.x_best),
+                best=torch.where(better, distance, old.best),
+                label=torch.where(better, label, old.label),
+            )
+
+        def step(*tensors: Tensor) -> tuple[Tensor, ...]:
+            """The next state, and the gradient."""
+            old, (x, y, to) = _State(*tensors[:-3]), tensors[-3:]
+            c, z, w = surface.gradient("targeted", old.at, y, to, clean=False)  # [N], [N, L], like x
+            assert z is not None
+            w = levelled(w)
+            crossed, new = found(old, x, y, to, z.argmax(1))
+            x_k = torch.where(tall(crossed, x), x + _BACK * (old.at - x), old.at)
+            at = self._nearer(x, x_k, old.at, c.to(x.dtype), w)
+            return *new._replace(at=at, x_k=x_k, spent=old.spent + (old.best > self._enough)), w
+
+        def last(*tensors: Tensor) -> _State:
+            """The state if the final iterate counts too."""
+            old, (x, y, to) = _State(*tensors[:-3]), tensors[-3:]
+            return found(old, x, y, to, surface.logits(old.at).argmax(1))[1]
+
+        *new, w = surface.step((self, sought, "step"), step, *state, *samples)
+        state, zero = _State(*new), (w == 0).flatten(1).all(1)
+        for k in range(1, self.steps):
+            if self.eps is not None and compact_before(k, state.best <= self._enough):
+                record(end[2:], who, state[2:])
+                alive = survivors(state.best > self._enough)
                 if len(alive) == 0:
                     break
                 if len(alive) < len(who):
-                    state, samples = _State(*(t[alive] for t in state)), _Samples(*(t[alive] for t in samples))
+                    state, samples = _State(*(t[alive] for t in state)), tuple(t[alive] for t in samples)
                     who = who[alive]
-            *out, w = surface.step((self, step.sought, "step"), step, *state, *samples)
-            state = _State(*out)
-            if zero is None:
-                zero = (w == 0).flatten(1).all(1)
-        x_best, best, label = surface.step((self, step.sought, "last"), step.last, *state, *samples)
-        _record(end, who, state._replace(x_best=x_best, best=best, label=label))
-        assert zero is not None
+            state = _State(*surface.step((self, sought, "step"), step, *state, *samples)[:-1])
+        record(end[2:], who, surface.step((self, sought, "last"), last, *state, *samples)[2:])
         return zero
+
+    def _nearer(self, x: Tensor, x_k: Tensor, at: Tensor, c: Tensor, w: Tensor) -> Tensor:
+        """The next point: between the projections of `x_k` and of `x` onto the plane c + w.(v - at) = 0."""
+        flat_w = w.flatten(1)
+        value = c - (flat_w * (at - x_k).flatten(1)).sum(1)  # of the linearisation, at x_k
+        value_0 = c - (flat_w * (at - x).flatten(1)).sum(1)  # and at the original
+        both = torch.cat([x_k, x]).flatten(1)
+        r = to_plane(both, flat_w.repeat(2, 1), torch.cat([value, value_0]), self.norm, self.bounds)
+        r_k, r_0 = r.view(2, *x.shape)
+        size_k, size_0 = self._length(r_k), self._length(r_0)
+        total = size_k + size_0
+        alpha = tall((size_k / torch.where(total > 0, total, 1.0)).clamp_max(_BIAS), x)
+        nearer = (1 - alpha) * (x_k + _OVERSHOOT * r_k) + alpha * (x + _OVERSHOOT * r_0)
+        return nearer.clamp(*self.bounds)
 
     def _tighten(
         self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, end: _State
@@ -212,68 +233,3 @@ class FAB(Attack):
 
     def _length(self, r: Tensor) -> Tensor:
         return r.flatten(1).abs().amax(1) if self.norm == "linf" else norm_of(r).flatten()
-
-    def _compact_before(self, k: int, best: Tensor) -> bool:
-        """Whether to drop the samples that are done: seldom on CUDA, where asking waits for the device."""
-        if best.is_cuda:
-            return k & (k - 1) == 0
-        return bool((best <= (self.eps or 0.0)).sum() * 20 >= len(best))
-
-
-class _Step:
-    """One step as a function of tensors, for `Surface.step`; `sought` if only the class `to` counts."""
-
-    def __init__(self, attack: FAB, surface: Surface, *, sought: bool) -> None:
-        self.attack, self.surface, self.sought = attack, surface, sought
-        self.enough = attack.eps or 0.0
-
-    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """The next state, and the gradient."""
-        old, samples = _State(*tensors[: len(_State._fields)]), _Samples(*tensors[len(_State._fields) :])
-        x, y, to = samples
-        c, z, w = self.surface.gradient("targeted", old.at, y, to, clean=False)  # [N], [N, L], like x
-        assert z is not None
-        w = levelled(w)
-        crossed, found = self._found(old, samples, z.argmax(1))
-        x_k = torch.where(tall(crossed, x), x + _BACK * (old.at - x), old.at)
-        at = self._nearer(x, x_k, old.at, c.to(x.dtype), w)
-        return *found._replace(at=at, x_k=x_k, spent=old.spent + (old.best > self.enough)), w
-
-    def last(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """x_best, its distance and its label, if the final iterate counts too."""
-        old, samples = _State(*tensors[: len(_State._fields)]), _Samples(*tensors[len(_State._fields) :])
-        _, found = self._found(old, samples, self.surface.logits(old.at).argmax(1))
-        return found.x_best, found.best, found.label
-
-    def _found(self, old: _State, samples: _Samples, label: Tensor) -> tuple[Tensor, _State]:
-        """Whether `old.at`, of class `label`, is across the boundary; and the best points with it."""
-        x, y, to = samples
-        crossed = label == to if self.sought else label != y
-        distance = self.attack._length(old.at - x).to(old.best.dtype)
-        # One that is done stays, in whatever batch.
-        better = crossed & (distance < old.best) & (old.best > self.enough)
-        return crossed, old._replace(
-            x_best=torch.where(tall(better, x), old.at, old.x_best),
-            best=torch.where(better, distance, old.best),
-            label=torch.where(better, label, old.label),
-        )
-
-    def _nearer(self, x: Tensor, x_k: Tensor, at: Tensor, c: Tensor, w: Tensor) -> Tensor:
-        """The next point: between the projections of `x_k` and of `x` onto the plane c + w.(v - at) = 0."""
-        norm, bounds, flat_w = self.attack.norm, self.attack.bounds, w.flatten(1)
-        value = c - (flat_w * (at - x_k).flatten(1)).sum(1)  # of the linearisation, at x_k
-        value_0 = c - (flat_w * (at - x).flatten(1)).sum(1)  # and at the original
-        both = torch.cat([x_k, x]).flatten(1)
-        r = to_plane(both, flat_w.repeat(2, 1), torch.cat([value, value_0]), norm, bounds)
-        r_k, r_0 = r.view(2, *x.shape)
-        size_k, size_0 = self.attack._length(r_k), self.attack._length(r_0)
-        total = size_k + size_0
-        alpha = tall((size_k / torch.where(total > 0, total, 1.0)).clamp_max(_BIAS), x)
-        nearer = (1 - alpha) * (x_k + _OVERSHOOT * r_k) + alpha * (x + _OVERSHOOT * r_0)
-        return nearer.clamp(*bounds)
-
-
-def _record(end: _State, who: Tensor, state: _State) -> None:
-    """Write what the samples `who` have found."""
-    for total, part in zip(end[2:], state[2:]):
-        total.index_copy_(0, who, part)

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import product
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mmlda.attacks.base import Attack, survivors
-from mmlda.attacks.checks import check_ball, check_choice, check_count, check_number
-from mmlda.attacks.losses import Loss, check_loss, choose_target, margin, other_classes
+from mmlda.attacks.losses import Loss, choose_target, margin, other_classes
 from mmlda.attacks.noise import Noise
 from mmlda.attacks.result import AttackResult, measure
 from mmlda.attacks.surface import Surface
@@ -24,7 +24,7 @@ from mmlda.attacks.surface import Surface
 __all__ = ["BIM", "FGSM", "ILCM", "PGD", "ascend"]
 
 Size = float | Tensor  # one for all samples, or [N]
-Bounds = tuple[float, float]
+Bounds = tuple[Any, Any]  # numbers, or tensors with one for each feature
 
 
 def tall(v: Tensor, x: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ def project(v: Tensor, limit: tuple[Tensor, ...], eps: Size, norm: str, bounds: 
     return (x + delta * shrink).clamp(*bounds)
 
 
-def in_ball(x: Tensor, x_adv: Tensor, eps: float, norm: str, bounds: tuple[float, float]) -> Tensor:
+def in_ball(x: Tensor, x_adv: Tensor, eps: float, norm: str, bounds: Bounds) -> Tensor:
     """Whether each `x_adv` is a point of the ball around its `x`, rounded to the dtype of the images: bool [N].
 
     A pixel gets half the distance between two numbers of that dtype around it, which is what x + eps is rounded by
@@ -92,7 +92,8 @@ def in_ball(x: Tensor, x_adv: Tensor, eps: float, norm: str, bounds: tuple[float
     r = ((v - x.to(wide).flatten(1)).abs() - rounding).clamp_min(0)
     size = r.amax(1) if norm == "linf" else torch.linalg.vector_norm(r, dim=1)
     relative = own / 2 if norm == "linf" else 2 * own
-    return size <= eps * (1 + max(1e-5, relative)) + 4 * fine * max(map(abs, bounds))
+    largest = torch.cat(bounds).abs().amax() if isinstance(bounds[0], Tensor) else max(map(abs, bounds))
+    return size <= eps * (1 + max(1e-5, relative)) + 4 * fine * largest
 
 
 def advance(
@@ -147,97 +148,121 @@ def random_start(x: Tensor, eps: Size, norm: str, bounds: Bounds, noise: Noise, 
     return project(x + per_sample(eps, x) * delta, limits(x, eps, norm, bounds), eps, norm, bounds)
 
 
-@dataclass(frozen=True, kw_only=True)
-class GradientAttack(Attack):
-    """The loop's settings; `FGSM`, `BIM`, `ILCM` and `PGD` are values of them.
+class Batch(NamedTuple):
+    """The samples of one run."""
 
-    Args:
-        eps: radius of the ball, on the scale of the images.
-        norm: "linf" or "l2".
-        loss: "ce", "margin", "dlr", "targeted", or a function (model, x, y) -> [N] to be maximised.
-        target: None (away from y), "least-likely" (by the clean logits), "random", or "every" (each class in
-            turn; per sample the first that changes its label).
-        steps: gradients a run.
-        step_size: None for the attack's own.
-        random_start: start at a random point of the ball.
-        restarts: runs; a sample leaves after the first that breaks it.
-    """
+    x: Tensor
+    y: Tensor
+    ids: Tensor  # the samples' indices, for random choices
+    to: Tensor | None  # the class to climb towards
+    goal: Tensor | None  # the class that counts as a success; None for any but y
+
+    def take(self, who: Tensor) -> Batch:
+        return Batch(*(None if t is None else t[who] for t in self))  # type: ignore[arg-type]
+
+
+@dataclass
+class Run:
+    """Where one run of an attack ends, per sample."""
+
+    x_adv: Tensor
+    prediction: Tensor
+    success: Tensor
+    steps: Tensor
+    zero: Tensor  # whether the first gradient was exactly 0
+    gap: Tensor  # how near the attack has come: of two failures the higher one is kept
+    clean: Tensor | None = None  # the class at the image itself, where the run started there
+
+    def improve(self, who: Tensor, again: Run) -> None:
+        """Take over what came out better for the samples `who`; a broken sample stays as it is."""
+        open_ = ~self.success[who]
+        self.steps.index_add_(0, who, again.steps * open_)
+        better = open_ & (again.success | (again.gap > self.gap[who]))
+        for name in ("x_adv", "prediction", "success", "gap"):
+            getattr(self, name).index_copy_(0, who[better], getattr(again, name)[better])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ascent(Attack):
+    """Runs that climb a loss inside a ball: for each target, `restarts` times, on what the runs before have left."""
 
     eps: float
     norm: str = "linf"
     loss: Loss = "ce"
     target: str | None = None
     steps: int = 10
-    step_size: float | None = None
-    random_start: bool = False
     restarts: int = 1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_ball(self.eps, self.norm)
-        check_loss(self.loss)
-        check_choice("target", self.target, (None, "least-likely", "random", "every"))
-        for name in ("steps", "restarts"):
-            check_count(name, getattr(self, name))
-        if self.step_size is not None:
-            check_number("step_size", self.step_size, "a finite number > 0, or None", lambda v: v > 0)
+    def attack(self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor) -> AttackResult:
+        turns, clean = [target], None
+        if target is None and self.target is not None:
+            z = surface.logits(x)
+            clean = z.argmax(1)
+            if self.target == "every":  # any other class will do, so success is judged as without a target
+                turns = self.others(z, y)
+            else:
+                turns = [target := choose_target(self.target, z, y, self.noise(index))]
+        loss = self.usable_loss(surface, x, aimed=turns[0] is not None)
+        best: Run | None = None
+        for draw, (to, _) in enumerate(product(turns, range(self.restarts))):
+            batch = Batch(x, y, index, to, target)
+            if best is None:
+                best = self.run(surface, loss, batch, draw)
+                continue
+            who = survivors(~best.success)
+            if len(who) == 0:
+                break
+            best.improve(who, self.run(surface, loss, batch.take(who), draw))
+        assert best is not None
+        clean = best.clean if clean is None else clean
+        return measure(x, best.x_adv, y, target, self.bounds, best.prediction, best.steps, clean=clean, zero=best.zero)
+
+    def others(self, z: Tensor, y: Tensor) -> list[Tensor | None]:
+        """The targets of `target="every"`, one after the other."""
+        return list(other_classes(z, y).unbind(1))
+
+    def usable_loss(self, surface: Surface, x: Tensor, aimed: bool) -> Loss:
+        return self.loss
+
+    def run(self, surface: Surface, loss: Loss, batch: Batch, draw: int) -> Run:
+        """Climb once; `draw` is the number of the run, for random choices."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientAttack(Ascent):
+    """The loop's settings; `FGSM`, `BIM`, `ILCM` and `PGD` are values of them.
+
+    Args:
+        eps: radius of the ball, on the scale of the images: 8 / 255 for images in [0, 1].
+        norm: "linf" or "l2".
+        loss: "ce", "margin", "dlr", "targeted", or a function (model, x, y) -> [N] to be maximised.
+        target: None (away from y), "least-likely" (by the clean logits), "random", or "every" (each class in
+            turn; per sample the first that changes its label).
+        steps: gradients a run.
+        step_size: length of a step; None for eps / steps (2.5 eps / steps for PGD, eps for FGSM).
+        random_start: start at a random point of the ball.
+        restarts: runs; a sample leaves after the first that breaks it.
+    """
+
+    step_size: float | None = None
+    random_start: bool = False
 
     def stride(self) -> float:
         """The step size in use: eps / steps, so that the steps just reach the edge of the ball."""
         return self.eps / self.steps if self.step_size is None else self.step_size
 
-    def attack(self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor) -> AttackResult:
-        turns, clean = self._targets(surface, x, y, target, index)
-        # "every" asks for any other class, so it is judged like an attack without a target.
-        goal = turns[0] if len(turns) == 1 else None
-        best: _Run | None = None
-        for number, (to, _) in enumerate(product(turns, range(self.restarts))):
-            start = x
-            if self.random_start:
-                start = random_start(x, self.eps, self.norm, self.bounds, self.noise(index), draw=number)
-            if best is None:
-                best = self._climb(surface, x, y, to, start, goal)
-                continue
-            who = survivors(~best.success)
-            if len(who) == 0:
-                break
-            again = (None if t is None else t[who] for t in (y, to, start, goal))
-            best.improve(who, self._climb(surface, x[who], *again))  # type: ignore[arg-type]
-        assert best is not None
-        return measure(
-            x,
-            best.x_adv,
-            y=y,
-            success=best.success,
-            prediction=best.prediction,
-            steps=best.steps,
-            bounds=self.bounds,
-            clean_prediction=best.first if clean is None and not self.random_start else clean,
-            zero_at_start=best.zero,
-            target=goal,
-        )
-
-    def _targets(
-        self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor
-    ) -> tuple[list[Tensor | None], Tensor | None]:
-        """The targets to try, one after the other, and the model's classes at `x` where it was asked for them."""
-        if target is not None or self.target is None:
-            return [target], None
-        z = surface.logits(x)
-        if self.target == "every":
-            return list(other_classes(z, y).unbind(1)), z.argmax(1)
-        return [choose_target(self.target, z, y, self.noise(index))], z.argmax(1)
-
-    def _climb(
-        self, surface: Surface, x: Tensor, y: Tensor, to: Tensor | None, start: Tensor, goal: Tensor | None
-    ) -> _Run:
-        """One run of the loop towards `to`; a success if it ends at `goal` or, without one, at any class but y."""
+    def run(self, surface: Surface, loss: Loss, batch: Batch, draw: int) -> Run:
+        x, y, ids, to, goal = batch
+        start = x
+        if self.random_start:
+            start = random_start(x, self.eps, self.norm, self.bounds, self.noise(ids), draw)
         aimed, wide = to is not None, torch.promote_types(x.dtype, torch.float32)
         half = x.dtype != wide
 
         # On the CPU a small network's step is not much longer than the calls of torch's around it: none in vain.
         def step(x_adv: Tensor, y: Tensor, to: Tensor, *limit: Tensor) -> tuple[Tensor, ...]:
-            where = self.loss, x_adv.to(x.dtype) if half else x_adv, y, to if aimed else None
+            where = loss, x_adv.to(x.dtype) if half else x_adv, y, to if aimed else None
             if self.norm == "linf":
                 z, d = surface.sign(*where)
             else:
@@ -252,7 +277,7 @@ class GradientAttack(Attack):
         with torch.enable_grad():
             x_adv, d, *logits = surface.step((self, aimed), step, start.to(wide), *fixed)
             zero = (d == 0).flatten(1).all(1)  # [N]
-            first = logits[0].argmax(1) if logits else None
+            clean = logits[0].argmax(1) if logits and not self.random_start else None
             for _ in range(self.steps - 1):
                 x_adv = surface.step((self, aimed), step, x_adv, *fixed)[0]
         x_adv = x_adv.to(x.dtype, copy=True)  # the step's buffer is the next run's
@@ -260,27 +285,7 @@ class GradientAttack(Attack):
         prediction = z.argmax(1)
         success = prediction != y if goal is None else prediction == goal
         gap = margin(z, y) if goal is None else -margin(z, goal)
-        return _Run(x_adv, success, prediction, gap, first, zero, torch.full_like(y, self.steps))
-
-
-@dataclass
-class _Run:
-    x_adv: Tensor
-    success: Tensor
-    prediction: Tensor
-    gap: Tensor  # > 0 where the attack has won
-    first: Tensor | None  # the class at the start, where the loss is one of logits
-    zero: Tensor  # whether the first gradient was exactly 0
-    steps: Tensor
-
-    def improve(self, who: Tensor, again: _Run) -> None:
-        """Take over what came out better for the samples `who`; a broken sample stays as it is."""
-        open_ = ~self.success[who]
-        self.steps.index_add_(0, who, again.steps * open_)
-        better = open_ & (again.success | (again.gap > self.gap[who]))
-        at = who[better]
-        for name in ("x_adv", "success", "prediction", "gap"):
-            getattr(self, name).index_copy_(0, at, getattr(again, name)[better])
+        return Run(x_adv, prediction, success, torch.full_like(y, self.steps), zero, gap, clean)
 
 
 @dataclass(frozen=True, kw_only=True)

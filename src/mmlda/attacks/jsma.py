@@ -12,12 +12,14 @@ and b, whatever the number of classes (one for softmax, whose outputs sum to 1, 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from mmlda.attacks.base import Attack, survivors
-from mmlda.attacks.checks import check_choice, check_count, check_number
+from mmlda.attacks.base import RULES, Attack, survivors
+from mmlda.attacks.checks import check_choice, check_number
 from mmlda.attacks.losses import choose_target
 from mmlda.attacks.result import AttackResult, measure
 from mmlda.attacks.surface import Surface, finite
@@ -80,7 +82,10 @@ def best_pair(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     for K in _SHORTLISTS:
         short = rest[count[rest] <= K]
         if len(short):
-            F[short], pair[short] = _try_shortlist(u[short], v[short], matters[short], min(K, D))
+            # K pixels that include those that matter; sorted, because the order of pairs decides between equal ones.
+            list_ = matters[short].to(u.dtype).topk(min(K, D), dim=1).indices.sort(1).values  # [n, K]
+            F[short], pairs = _try_all_pairs(u[short].gather(1, list_), v[short].gather(1, list_))
+            pair[short] = list_.gather(1, pairs)
         rest = rest[count[rest] > K]
     if len(rest):
         F[rest], pair[rest] = _try_all_pairs(u[rest], v[rest])
@@ -96,14 +101,6 @@ def _good_pair(u: Tensor, v: Tensor, rounds: int = 4) -> Tensor:
         q = F.argmax(1, keepdim=True)
         pair, p = torch.cat([p, q], 1), q
     return pair
-
-
-def _try_shortlist(u: Tensor, v: Tensor, matters: Tensor, K: int) -> tuple[Tensor, Tensor]:
-    """`_try_all_pairs` of K pixels that include those that matter: bool [N, D], at most K a sample."""
-    # Sorted, because the order of the pairs decides between equal ones.
-    short = matters.to(u.dtype).topk(K, dim=1).indices.sort(1).values  # [N, K]
-    F, pair = _try_all_pairs(u.gather(1, short), v.gather(1, short))
-    return F, short.gather(1, pair)
 
 
 def _try_pairs(u: Tensor, v: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:
@@ -156,6 +153,11 @@ class JSMA(Attack):
     tensor([[0.7500, 0.3750, 0.5000]])
     """
 
+    rules: ClassVar = RULES | {
+        "eps": partial(check_number, expected="a finite number other than 0", fits=lambda v: v != 0),
+        "surface": partial(check_choice, allowed=("logits", "softmax")),
+        "target": partial(check_choice, allowed=("least-likely", "random")),
+    }
     eps: float
     pairs: bool = False
     surface: str = "logits"
@@ -164,25 +166,14 @@ class JSMA(Attack):
     max_share: float = 1.0
     reuse: bool | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("eps", self.eps, "a finite number other than 0", lambda v: v != 0)
-        check_choice("surface", self.surface, ("logits", "softmax"))
-        check_choice("target", self.target, ("least-likely", "random"))
-        check_count("steps", self.steps)
-        check_number("max_share", self.max_share, "a share in (0, 1]", lambda v: 0 < v <= 1)
-
     def attack(self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor) -> AttackResult:
         if target is None:
             target = choose_target(self.target, surface.logits(x), y, self.noise(index))
         x_adv, spent = x.clone(), torch.zeros_like(y)
         clean, zero = y, torch.zeros_like(y, dtype=torch.bool)
 
-        def slopes(x_k: Tensor, to: Tensor) -> tuple[Tensor, ...]:
-            return self._slopes(surface, x_k, to)
-
         who = torch.arange(len(x), device=x.device)
-        x_k, to = x, target
+        x_k, to, slopes = x, target, partial(self._slopes, surface)
         changed = torch.zeros(x.shape, dtype=torch.bool, device=x.device).flatten(1)  # [N, D]
         for k in range(self.steps):
             label, a, b = surface.step((self, "slopes"), slopes, x_k, to)
@@ -200,18 +191,7 @@ class JSMA(Attack):
                     break
         x_adv[who] = x_k
         prediction = surface.replayed_logits(x_adv).argmax(1)
-        return measure(
-            x,
-            x_adv,
-            y=y,
-            success=prediction == target,
-            prediction=prediction,
-            steps=spent,
-            bounds=self.bounds,
-            clean_prediction=clean,
-            zero_at_start=zero,
-            target=target,
-        )
+        return measure(x, x_adv, y, target, self.bounds, prediction, spent, clean=clean, zero=zero)
 
     def _slopes(self, surface: Surface, x: Tensor, to: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The label [N]; a and b [N, D], finite, up to a positive factor, in at least float32."""

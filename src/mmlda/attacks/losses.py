@@ -25,17 +25,7 @@ from torch import Tensor
 from mmlda.attacks.checks import invalid
 from mmlda.attacks.noise import Noise
 
-__all__ = [
-    "LOSSES",
-    "Loss",
-    "check_loss",
-    "choose_target",
-    "kl_divergence",
-    "least_likely",
-    "margin",
-    "other_classes",
-    "score",
-]
+__all__ = ["Loss", "check_loss", "choose_target", "kl_divergence", "least_likely", "margin", "other_classes", "score"]
 
 LOSSES = ("ce", "margin", "dlr", "targeted")
 
@@ -43,9 +33,9 @@ LOSSES = ("ce", "margin", "dlr", "targeted")
 Loss = str | Callable[..., Tensor]
 
 
-def check_loss(loss: Loss) -> None:
+def check_loss(name: str, loss: Loss) -> None:
     if not callable(loss) and loss not in LOSSES:
-        raise invalid("loss", f"one of {', '.join(map(repr, LOSSES))}, or a function (model, x, y) -> [N]", loss)
+        raise invalid(name, f"one of {', '.join(map(repr, LOSSES))}, or a function (model, x, y) -> [N]", loss)
 
 
 def score(loss: str, z: Tensor, y: Tensor, target: Tensor | None = None) -> Tensor:
@@ -65,15 +55,14 @@ def score(loss: str, z: Tensor, y: Tensor, target: Tensor | None = None) -> Tens
     if loss == "margin":
         return margin(z, y) if target is None else -margin(z, target)
     if loss == "dlr":
-        if L < (3 if target is None else 4):
-            expected = "3 classes" if target is None else "4 classes with a target"
-            raise ValueError(f'loss must be "margin" for a model of fewer than {expected}, got "dlr" and {L} classes')
+        least, case = (3, "") if target is None else (4, " with a target")
+        if L < least:
+            expected = f'"margin" for a model of fewer than {least} classes{case}'
+            raise ValueError(f'loss must be {expected}, got "dlr" and {L} classes')
+        top = z.topk(least, dim=1).values
         if target is None:
-            top = z.topk(3, dim=1).values  # [N, 3]
             return margin(z, y) / (top[:, 0] - top[:, 2] + 1e-12)
-        top = z.topk(4, dim=1).values  # [N, 4]
-        spread = top[:, 0] - (top[:, 2] + top[:, 3]) / 2
-        return (at(z, target) - at(z, y)) / (spread + 1e-12)
+        return (at(z, target) - at(z, y)) / (top[:, 0] - (top[:, 2] + top[:, 3]) / 2 + 1e-12)
     if loss == "targeted":
         if target is None:
             raise ValueError('target must be given for loss="targeted", in the attack or in the call, got None')
@@ -116,14 +105,10 @@ def least_likely(z: Tensor, y: Tensor) -> Tensor:
 
 def choose_target(kind: str, z: Tensor, y: Tensor, noise: Noise) -> Tensor:
     """A target class other than `y` from the clean logits `z` [N, L]: [N]; "random" is keyed by sample."""
-    L = z.shape[1]
-    if L < 2:
-        raise ValueError(f"model must have 2 classes or more for a target, got {L}")
     if kind == "least-likely":
         return least_likely(z, y)
-    if kind == "random":
-        return (y + 1 + noise.integers(L - 1, (), draw=-1)) % L
-    raise invalid("target", "'least-likely' or 'random'", kind)
+    L = z.shape[1]
+    return (y + 1 + noise.integers(L - 1, (), draw=-1)) % L
 
 
 def other_classes(z: Tensor, y: Tensor) -> Tensor:

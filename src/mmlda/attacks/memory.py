@@ -18,12 +18,11 @@ def keep_memory() -> None:
     and cleared again. The setting is one of the whole process, so attacks never change it by themselves: call this
     once, or set MMLDA_KEEP_MEMORY=1 before importing `mmlda.attacks`. `mmlda.fit` on the CPU calls it.
 
-    Does nothing where the C library has no such setting, where the environment configures memory already (MALLOC_...,
+    Does nothing where the C library has no such setting, where the environment configures memory already (`MALLOC_*`,
     GLIBC_TUNABLES, LD_PRELOAD), or with MMLDA_KEEP_MEMORY=0.
     """
-    if os.environ.get("MMLDA_KEEP_MEMORY") == "0":
-        return
-    if any(name.startswith("MALLOC_") or name in ("GLIBC_TUNABLES", "LD_PRELOAD") for name in os.environ):
+    configured = any(name.startswith("MALLOC_") or name in ("GLIBC_TUNABLES", "LD_PRELOAD") for name in os.environ)
+    if configured or os.environ.get("MMLDA_KEEP_MEMORY") == "0":
         return
     trim_threshold, mmap_threshold = -1, -3  # of malloc.h
     with suppress(AttributeError, OSError, TypeError):  # macOS, Windows, musl

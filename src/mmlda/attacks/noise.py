@@ -51,12 +51,6 @@ class Noise:
         start = _mix(word + _GOLDEN)
         self._stream = _mix(start + index.to(torch.int64) * _GOLDEN)  # [N]
 
-    def take(self, which: Tensor) -> Noise:
-        """The streams of some of the samples."""
-        part = object.__new__(Noise)
-        part._stream = self._stream[which]
-        return part
-
     def bits(self, shape: Shape, draw: int | Tensor) -> Tensor:
         """64 random bits an element: int64 [N, *shape]. `draw` may be an int64 tensor [] or [N]."""
         turn = draw * _MIX_1 if isinstance(draw, Tensor) else _signed(draw * _MIX_1 % (1 << 64))

@@ -8,16 +8,15 @@ update) is one launch. Compiled, the network has fewer and larger kernels beside
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from mmlda.attacks.checks import invalid
+from mmlda.attacks.checks import invalid, warn_caller
 
 __all__ = ["Replay", "compile_quietly", "compiled", "replay"]
 
@@ -77,11 +76,8 @@ def replay(step: Step, inputs: tuple[Tensor, ...], stream: torch.cuda.Stream | N
         pass  # below, when the tensors that this error refers to are gone
     except RuntimeError as error:
         torch.cuda.synchronize(inputs[0].device)
-        warnings.warn(
-            f"the model cannot be captured in a CUDA graph, the attack runs without one and slower: {error}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        words = "the model cannot be captured in a CUDA graph, the attack runs without one and slower"
+        warn_caller(f"{words}: {error}", RuntimeWarning)
         return step
     # While a graph is captured the allocator can't give back what it keeps for later, earlier graphs' memory above all.
     torch.cuda.synchronize(inputs[0].device)
@@ -96,11 +92,6 @@ def compile_quietly(what: Any, **options: Any) -> Any:
         return torch.compile(what, **options)
     finally:
         Distribution.set_default_validate_args(checks)
-
-
-@runtime_checkable
-class _ChoosesKernels(Protocol):
-    def for_attack_graph(self, captured: bool) -> None: ...
 
 
 class _Compiled(nn.Module):
@@ -137,6 +128,7 @@ def compiled(model: nn.Module, *, backend: str = "inductor", captured: bool = Tr
     twin = copy.deepcopy(model).requires_grad_(False)
     twin.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     for module in twin.modules():
-        if isinstance(module, _ChoosesKernels):
-            module.for_attack_graph(captured)
+        hook: Any = getattr(module, "for_attack_graph", None)
+        if hook is not None:
+            hook(captured)
     return _Compiled(twin, backend).eval()

@@ -34,6 +34,10 @@ class AttackResult:
     zero_at_start: Tensor | None = None  # bool, of gradient attacks: the gradient was exactly 0 at the start
     target: Tensor | None = None  # int64: the class asked for
     winner: Tensor | None = None  # int64, of a list of attacks: which one broke the sample
+    blind: Tensor | None = None  # bool: every gradient that the attack started from was exactly 0
+    classes: int | None = None  # the number of the model's classes; None before the call ends
+    passes: int = 1  # whose mean probabilities decided each prediction: more than 1 for a random model
+    notes: tuple[str, ...] = ()  # why the accuracy under attack may say nothing about robustness
 
     def __len__(self) -> int:
         return len(self.success)
@@ -67,31 +71,44 @@ class AttackResult:
         """
         return None if self.zero_at_start is None else _share(self.zero_at_start)
 
+    @property
+    def blind_share(self) -> float:
+        """Share of samples that the attack has not broken and for which it had no gradient; 0 for a black box."""
+        return 0.0 if self.blind is None or not len(self) else _share(self.blind & ~self.success)
+
     def __repr__(self) -> str:
         broken = self.success if self.right_before is None else self.success & self.right_before
         before = "not measured" if self.clean_accuracy is None else f"{self.clean_accuracy:.1%}"
+        classes = "" if self.classes is None else f", {self.classes} classes"
         rows = [
-            f"{type(self).__name__}: {len(self)} images",
+            f"{type(self).__name__}: {len(self)} images{classes}",
             f"  right before    {before}",
             f"  right after     {self.robust_accuracy:.1%}",
             f"  success         {_share(self.success):.1%}",
         ]
         if bool(broken.any()):
-            sizes = (
-                f"{name} {getattr(self, name)[broken].median().item():.4g}" for name in ("linf", "l2", "distortion")
-            )
-            rows.append(f"  median distance {', '.join(sizes)} (where it succeeded)")
+            linf, l2, distortion = (d[broken].median().item() for d in (self.linf, self.l2, self.distortion))
+            sizes = f"linf {in_255ths(linf)}, l2 {l2:.4g}, distortion {distortion:.4g}"
+            rows.append(f"  median distance {sizes} (where it succeeded)")
         if self.zero_gradient is not None:
             rows.append(f"  zero gradient   {self.zero_gradient:.1%} at the start")
-        return "\n".join(rows)
+        return "\n".join([*rows, *(f"  note: {note}" for note in self.notes)])
 
     def take(self, which: Tensor | slice) -> AttackResult:
         """The result of some of the samples."""
-        columns: dict[str, Any] = {}
-        for name in (f.name for f in fields(self)):
-            column = getattr(self, name)
-            columns[name] = None if column is None else column[which]
-        return AttackResult(**columns)
+        columns = (getattr(self, f.name) for f in fields(self))
+        return AttackResult(*(column[which] if isinstance(column, Tensor) else column for column in columns))  # type: ignore[arg-type]
+
+
+def in_255ths(value: float) -> str:
+    """A distance as text: 8/255 for a multiple of 1/255 that has no short decimals.
+
+    >>> in_255ths(8 / 255), in_255ths(51 / 255), in_255ths(0.12345678)
+    ('8/255', '0.2', '0.1235')
+    """
+    k, short = 255 * value, float(f"{value:.3g}")
+    plain = abs(short - value) <= 1e-6 * value or abs(k - round(k)) > 1e-3
+    return f"{value:.4g}" if plain else f"{round(k)}/255"
 
 
 def _share(flags: Tensor) -> float:
@@ -101,27 +118,27 @@ def _share(flags: Tensor) -> float:
 def measure(
     x: Tensor,
     x_adv: Tensor,
-    *,
     y: Tensor,
-    success: Tensor,
+    target: Tensor | None,
+    bounds: tuple[Any, Any],
     prediction: Tensor,
     steps: Tensor,
-    bounds: tuple[float, float] = (0.0, 1.0),
-    minimum_norm: bool = False,
-    clean_prediction: Tensor | None = None,
-    zero_at_start: Tensor | None = None,
-    target: Tensor | None = None,
+    *,
+    clean: Tensor | None = None,
+    zero: Tensor | None = None,
+    found: Tensor | None = None,
     winner: Tensor | None = None,
+    blind: Tensor | None = None,
 ) -> AttackResult:
     """The result of moving `x` to `x_adv`: distances in at least float32.
 
-    With `minimum_norm`, failures return to `x` and have infinite distances.
+    `found` [N] is for minimum-norm attacks: where it is False, the sample goes back to `x` and to its `clean`
+    prediction, and its distances are infinite.
 
     >>> x = torch.zeros(2, 4)
     >>> x_adv = torch.tensor([[0.0, 0.5, 0.0, 0.0], [0.1, 0.1, 0.1, 0.1]])
-    >>> broken = torch.tensor([True, False])
-    >>> y, label, steps = torch.tensor([0, 0]), torch.tensor([1, 0]), torch.tensor([3, 3])
-    >>> r = measure(x, x_adv, y=y, success=broken, prediction=label, steps=steps, minimum_norm=True, clean_prediction=y)
+    >>> y, label, found = torch.tensor([0, 0]), torch.tensor([1, 1]), torch.tensor([True, False])
+    >>> r = measure(x, x_adv, y, None, (0.0, 1.0), label, y + 3, clean=y, found=found)
     >>> r.linf.tolist(), r.distortion.tolist()
     ([0.5, inf], [63.75, inf])
     >>> r
@@ -131,48 +148,30 @@ def measure(
       success         50.0%
       median distance linf 0.5, l2 0.5, distortion 63.75 (where it succeeded)
     """
-    lo, hi = bounds
-    if minimum_norm:
-        keep = success.view(-1, *[1] * (x.ndim - 1))
-        x_adv = torch.where(keep, x_adv, x)
+    success = prediction != y if target is None else prediction == target
+    if found is not None:
+        assert clean is not None
+        success = found
+        x_adv = torch.where(found.view(-1, *[1] * (x.ndim - 1)), x_adv, x)
+        prediction = torch.where(found, prediction, clean)
     wide = torch.promote_types(x.dtype, torch.float32)
     delta = (x_adv.to(wide) - x.to(wide)).flatten(1)  # [N, D]
-    linf = delta.abs().amax(1)
-    l2 = torch.linalg.vector_norm(delta, dim=1)
-    distortion = l2 * (255.0 / (hi - lo) / delta.shape[1] ** 0.5)
-    if minimum_norm:
-        linf, l2, distortion = (torch.where(success, d, torch.inf) for d in (linf, l2, distortion))
-    return AttackResult(
-        x_adv=x_adv,
-        y=y,
-        success=success,
-        prediction=prediction,
-        linf=linf,
-        l2=l2,
-        distortion=distortion,
-        steps=steps,
-        clean_prediction=clean_prediction,
-        zero_at_start=zero_at_start,
-        target=target,
-        winner=winner,
-    )
+    linf, l2 = delta.abs().amax(1), torch.linalg.vector_norm(delta, dim=1)
+    width: Any = bounds[1] - bounds[0]
+    size = l2
+    if isinstance(width, Tensor):  # one for each feature, 0 for one that may not change
+        width, size = 1.0, torch.linalg.vector_norm(delta / width.clamp_min(torch.finfo(wide).tiny), dim=1)
+    distortion = size * (255.0 / width / delta.shape[1] ** 0.5)
+    if found is not None:
+        linf, l2, distortion = (torch.where(found, d, torch.inf) for d in (linf, l2, distortion))
+    blind = zero if blind is None else blind
+    return AttackResult(x_adv, y, success, prediction, linf, l2, distortion, steps, clean, zero, target, winner, blind)
 
 
 def concatenate(parts: Sequence[AttackResult]) -> AttackResult:
     """The results of consecutive batches as one."""
     if len(parts) == 1:
         return parts[0]
-    columns: dict[str, Any] = {}
-    for name in (f.name for f in fields(AttackResult)):
-        column = [getattr(part, name) for part in parts]
-        columns[name] = None if any(part is None for part in column) else torch.cat(column)
-    return AttackResult(**columns)
-
-
-def nothing(x: Tensor) -> AttackResult:
-    """The result on an empty batch."""
-    flags, labels = x.new_zeros(0, dtype=torch.bool), x.new_zeros(0, dtype=torch.int64)
-    zero = x.new_zeros(0, dtype=torch.promote_types(x.dtype, torch.float32))
-    return AttackResult(
-        x_adv=x.clone(), y=labels, success=flags, prediction=labels, linf=zero, l2=zero, distortion=zero, steps=labels
-    )
+    columns = {f.name: [getattr(part, f.name) for part in parts] for f in fields(AttackResult)}
+    joined = {k: torch.cat(column) for k, column in columns.items() if all(isinstance(v, Tensor) for v in column)}
+    return AttackResult(**joined)  # type: ignore[arg-type]

@@ -14,8 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mmlda.attacks.base import Attack, survivors
-from mmlda.attacks.checks import check_ball, check_count, check_number
+from mmlda.attacks.base import Attack, record, survivors
 from mmlda.attacks.gradient import tall
 from mmlda.attacks.losses import margin
 from mmlda.attacks.noise import Noise
@@ -68,21 +67,9 @@ class _State(NamedTuple):
     spent: Tensor  # queries
 
 
-class _Samples(NamedTuple):
-    """What stays the same."""
-
-    x: Tensor  # [N, C, H, W]
-    y: Tensor
-    goal: Tensor  # the target, or y where there is none
-
-
-class _Patch(NamedTuple):
-    """What a query changes."""
-
-    corner: Tensor  # int64 [N, 2]: of the window, or [N, 4]: of the two windows of L2
-    sign: Tensor  # [N, C]
-    size: Tensor  # int64 [2]: of the windows
-    canvas: Tensor  # [H, W]: the bump of L2; unused otherwise
+# What a query changes: the corner of its window, int64 [N, 2] (for L2 of two windows, [N, 4]); a sign [N, C]; the
+# window's size, int64 [2]; the bump of L2 on a canvas [H, W], the size again otherwise.
+_Patch = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,59 +93,58 @@ class Square(Attack):
     queries: int = 5000
     p: float = 0.8
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_ball(self.eps, self.norm)
-        check_count("queries", self.queries)
-        check_number("p", self.p, "a share in (0, 1]", lambda v: 0 < v <= 1)
-
     def attack(self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor) -> AttackResult:
-        C, H, W = x.shape[1:] if x.ndim == 4 else (1, 1, x[0].numel())
-        samples = _Samples(x.reshape(-1, C, H, W), y, y if target is None else target)
-        query = _Query(self, surface, x.shape, sought=target is not None)
-        noise, who = self.noise(index), torch.arange(len(y), device=y.device)
-        state, clean = self._begin(query, samples, noise)
+        shape, sought = x.shape[1:], target is not None
+        C, H, W = shape if x.ndim == 4 else (1, 1, x[0].numel())
+        change = self._change_linf if self.norm == "linf" else self._change_l2
+
+        def look(v: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+            """The margin at `v`, infinite where the attack has won, and the model's class."""
+            z = surface.logits(v.reshape(-1, *shape))
+            seen = z.argmax(1)
+            f, won = (-margin(z, label), seen == label) if sought else (margin(z, label), seen != label)
+            return torch.where(won, torch.inf, f), seen
+
+        def query(*tensors: Tensor) -> _State:
+            old, (x, label), patch = _State(*tensors[:4]), tensors[4:6], tensors[6:]
+            v = change(x, old.x_best, *patch)
+            f, seen = look(v, label)
+            better = f > old.f_best
+            return _State(
+                x_best=torch.where(tall(better, x), v, old.x_best),
+                f_best=torch.where(better, f, old.f_best),
+                label=torch.where(better, seen, old.label),
+                spent=old.spent + (old.f_best < torch.inf),
+            )
+
+        images, label, noise = x.reshape(-1, C, H, W), y if target is None else target, self.noise(index)
+        # The image itself comes first, so that a misclassified one stays as it is; then stripes or a grid of bumps.
+        f, clean = look(images, label)
+        start = self._start(images, noise.bits((C * H * W,), -2))
+        f_start, seen = look(start, label)
+        done = f == torch.inf
+        state = _State(
+            x_best=torch.where(tall(done, images), images, start),
+            f_best=torch.where(done, f, f_start),
+            label=torch.where(done, clean, seen),
+            spent=(~done).long(),
+        )
         end = _State(*(t.clone() for t in state))
+        who = torch.arange(len(y), device=y.device)
         for block in range(0, self.queries - 1, _BLOCK):
-            _record(end, who, state)
+            record(end, who, state)
             alive = survivors(state.f_best < torch.inf)
             if len(alive) == 0:
                 break
             if len(alive) < len(who):
-                state, samples = _State(*(t[alive] for t in state)), _Samples(*(t[alive] for t in samples))
-                who, noise = who[alive], noise.take(alive)
-            for patch in self._patches(noise, samples.x, block):
-                state = _State(*surface.step((self, query.sought), query, *state, *samples, *patch))
-        _record(end, who, state)
-        return measure(
-            x,
-            end.x_best.reshape(x.shape),
-            y=y,
-            success=end.f_best == torch.inf,
-            prediction=end.label,
-            steps=end.spent,
-            bounds=self.bounds,
-            clean_prediction=clean,
-            target=target,
-        )
-
-    def _begin(self, query: _Query, samples: _Samples, noise: Noise) -> tuple[_State, Tensor]:
-        """The state after the first two queries, and the model's classes at the images.
-
-        The image itself comes first, so that a misclassified one stays as it is; then stripes or a grid of bumps.
-        """
-        x, y, goal = samples
-        f, label = query.look(x, y, goal)
-        start = self._start(x, noise.bits((x[0].numel(),), -2))
-        f_start, label_start = query.look(start, y, goal)
-        done = f == torch.inf
-        state = _State(
-            x_best=torch.where(tall(done, x), x, start),
-            f_best=torch.where(done, f, f_start),
-            label=torch.where(done, label, label_start),
-            spent=(~done).long(),
-        )
-        return state, label
+                state = _State(*(t[alive] for t in state))
+                images, label, who = images[alive], label[alive], who[alive]
+                noise = self.noise(index[who])
+            for patch in self._patches(noise, images, block):
+                state = _State(*surface.step((self, sought), query, *state, images, label, *patch))
+        record(end, who, state)
+        x_adv = end.x_best.reshape(x.shape)
+        return measure(x, x_adv, y, target, self.bounds, end.label, end.spent, clean=clean)
 
     def _patches(self, noise: Noise, x: Tensor, block: int) -> Iterator[_Patch]:
         """What the queries of a block change, drawn at once."""
@@ -178,7 +164,7 @@ class Square(Attack):
             if l2 and (t == 0 or sizes[t - 1] != (h, w)):
                 canvas = torch.zeros(H, W, device=x.device, dtype=x.dtype)
                 canvas[:h, :w] = bump(h, w)
-            yield _Patch(corners[:, t], signs[:, t], size[t], canvas if l2 else size[t])
+            yield corners[:, t], signs[:, t], size[t], canvas if l2 else size[t]
 
     def _start(self, x: Tensor, bits: Tensor) -> Tensor:
         """Vertical stripes of +-eps, or for L2 a grid of bumps of +-1, of norm eps."""
@@ -200,16 +186,16 @@ class Square(Attack):
             v = torch.clamp(v, x - self.eps, x + self.eps)
         return v.clamp(*self.bounds)
 
-    def _patch_linf(self, x: Tensor, x_best: Tensor, patch: _Patch) -> Tensor:
+    def _change_linf(self, x: Tensor, x_best: Tensor, corner: Tensor, sign: Tensor, size: Tensor, _: Tensor) -> Tensor:
         """A window moved to +-eps, one sign for each channel."""
-        inside = _inside(patch.corner, patch.size, x)  # [N, 1, H, W]
-        return self._clip(x, torch.where(inside, x + self.eps * patch.sign[:, :, None, None], x_best))
+        inside = _inside(corner, size, x)  # [N, 1, H, W]
+        return self._clip(x, torch.where(inside, x + self.eps * sign[:, :, None, None], x_best))
 
-    def _patch_l2(self, x: Tensor, x_best: Tensor, patch: _Patch) -> Tensor:
+    def _change_l2(
+        self, x: Tensor, x_best: Tensor, corner: Tensor, sign: Tensor, size: Tensor, canvas: Tensor
+    ) -> Tensor:
         """A bump added in one window; its norm comes from another window, emptied, and from what is unused."""
-        C, H, W = x.shape[1:]
-        corner, sign, size, canvas = patch
-        given = x.dtype
+        given, (C, H, W) = x.dtype, x.shape[1:]
         if given.itemsize < 4:  # squares of 0..255, added up, are too large for half precision
             x, x_best, canvas = x.float(), x_best.float(), canvas.float()
         delta = x_best - x
@@ -232,40 +218,6 @@ class Square(Attack):
         # The clip moves towards x and can only shorten; rounding can lengthen, by an ulp a query, so trim.
         norm = tall(delta.flatten(1).norm(dim=1), x)
         return self._clip(x, x + delta * torch.where(norm > self.eps, self.eps / norm, 1.0)).to(given)
-
-
-class _Query:
-    """One query as a function of tensors, for `Surface.step`."""
-
-    def __init__(self, attack: Square, surface: Surface, shape: torch.Size, *, sought: bool) -> None:
-        self.attack, self.surface, self.shape, self.sought = attack, surface, shape, sought
-
-    def look(self, v: Tensor, y: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
-        """The margin at `v`, infinite where the attack has won, and the label."""
-        z = self.surface.logits(v.reshape(-1, *self.shape[1:]))
-        label = z.argmax(1)
-        f = -margin(z, goal) if self.sought else margin(z, y)
-        return torch.where(label == goal if self.sought else label != y, torch.inf, f), label
-
-    def __call__(self, *tensors: Tensor) -> _State:
-        old, (x, y, goal), patch = _State(*tensors[:4]), _Samples(*tensors[4:7]), _Patch(*tensors[7:])
-        if self.attack.norm == "linf":
-            v = self.attack._patch_linf(x, old.x_best, patch)
-        else:
-            v = self.attack._patch_l2(x, old.x_best, patch)
-        f, label = self.look(v, y, goal)
-        better = f > old.f_best
-        return _State(
-            x_best=torch.where(tall(better, x), v, old.x_best),
-            f_best=torch.where(better, f, old.f_best),
-            label=torch.where(better, label, old.label),
-            spent=old.spent + (old.f_best < torch.inf),
-        )
-
-
-def _record(end: _State, who: Tensor, state: _State) -> None:
-    for total, part in zip(end, state):
-        total.index_copy_(0, who, part)
 
 
 def _inside(corner: Tensor, size: Tensor, x: Tensor) -> Tensor:

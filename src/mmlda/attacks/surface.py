@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmlda.attacks.checks import warn_caller
+from mmlda.attacks.checks import NoGradient, warn_caller
 from mmlda.attacks.losses import Loss, score
+from mmlda.attacks.progress import Bar
 from mmlda.attacks.replay import Step, replay
 
 __all__ = ["Model", "Surface", "finite", "input_gradient", "may_be_infinite"]
@@ -23,6 +24,9 @@ Model = Callable[[Tensor], Tensor]
 # How near to 0 and to 1 the first answers must come to look like a sigmoid's. Small logits or cosines may all be
 # between 0 and 1 too, but hardly end just there.
 _END = 0.01
+
+PASSES = 16  # of a random model, whose mean probabilities decide what it predicts
+_PROBE = 16  # images that are asked about twice to see whether a model is random
 
 
 def may_be_infinite(g: Tensor) -> bool:
@@ -51,14 +55,21 @@ class Surface:
         self.model = model
         self.classes: int | None = None  # L, known after the first logits
         self.precision: torch.dtype | None = None  # that the model answers in, known then too
+        self.random = False  # whether two passes over the same images differ, known then too
+        self.bar: Bar | None = None  # told of every step
+        self.notes: list[str] = []  # what the attack has to say about its result
         self._labels = {"y": y, "target": target}
-        self._ones: Tensor | None = None  # what the backward pass begins with, kept from step to step
         self._total: Tensor | None = None  # the sum of all answers, on the device: NaN once one of them was
         self._graphs: dict[object, Step] = {}
         # One stream to capture on, one memory to work in: the graphs run one after the other.
         self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
         self._capturable = True
+
+    def note(self, text: str) -> None:
+        """Have the result, and one warning, say so."""
+        if text not in self.notes:
+            self.notes.append(text)
 
     def logits(self, x: Tensor) -> Tensor:
         """Z(x) in at least float32: [N, L]."""
@@ -69,6 +80,16 @@ class Surface:
     def replayed_logits(self, x: Tensor) -> Tensor:
         """`logits` without autograd and, on CUDA, as a graph: a buffer that the next call overwrites."""
         return self.step("logits", lambda v: (self.logits(v),), x)[0]
+
+    def classify(self, x: Tensor) -> Tensor:
+        """The predicted class, int64 [N]; of a random model the one with the highest mean probability of 16 passes."""
+        z = self.replayed_logits(x)
+        if not self.random:
+            return z.argmax(1)
+        total = z.softmax(1)
+        for _ in range(PASSES - 1):
+            total += self.replayed_logits(x).softmax(1)
+        return total.argmax(1)
 
     def count(self, x: Tensor) -> int:
         """L, the number of classes; asks the model about one image if it has not answered yet."""
@@ -105,6 +126,7 @@ class Surface:
         z = self.model(x)
         if self.classes is None:
             self._inspect(z, len(x))
+            self.random = self._differs(x)
         return z if z.dtype in (torch.float32, torch.float64) else z.float()
 
     def _note(self, z: Tensor) -> None:
@@ -127,16 +149,16 @@ class Surface:
             if not isinstance(value, Tensor) or value.shape != y.shape:
                 raise ValueError(f"loss must return one value per sample, [{len(y)}], got {_described(value)}")
         else:
-            z = self._answer(x)  # [N, L]
+            try:
+                z = self._answer(x)  # [N, L]
+            except RuntimeError as error:
+                if "Can't call numpy()" not in str(error):
+                    raise
+                raise NoGradient("model must be differentiable in x, got one that computes with NumPy") from error
             value = score(loss, z, y, target)  # [N]
         if not value.requires_grad:
-            raise ValueError("model must be differentiable in x, got logits without a gradient")
-        ones = self._ones
-        if ones is None or ones.shape != value.shape or ones.dtype != value.dtype or callable(loss):
-            ones = torch.ones_like(value)
-            if not value.is_cuda and not callable(loss):  # what a graph or somebody else's code may hold is not kept
-                self._ones = ones
-        (g,) = torch.autograd.grad(value, x, ones)  # of the sum, which nobody wants to know
+            raise NoGradient("model must be differentiable in x, got logits without a gradient")
+        (g,) = torch.autograd.grad(value, x, torch.ones_like(value))
         # A model's own backward pass may have made the gradient part of a graph.
         return value, z, g.detach() if g.requires_grad else g
 
@@ -146,6 +168,8 @@ class Surface:
         `step` must be the same function of its inputs whenever `key` is the same. The outputs may be
         overwritten by the next call with the same key.
         """
+        if self.bar is not None:
+            self.bar.tick()
         if not inputs[0].is_cuda:
             return step(*inputs)
         try:
@@ -182,6 +206,17 @@ class Surface:
         if self._graphs:
             torch.cuda.synchronize()
             self._graphs.clear()
+
+    @torch.no_grad()
+    def _differs(self, x: Tensor) -> bool:
+        """Whether two passes over a few images differ by more than rounding."""
+        if x.is_cuda and torch.cuda.is_current_stream_capturing():
+            return False
+        few = x.detach()[:_PROBE]  # fewer would make a compiler specialise on small batches
+        one, two = self.model(few).clone(), self.model(few)  # a graph may answer in the same buffer twice
+        scale = torch.where(one.isfinite(), one.abs(), 0).amax().item()
+        close = scale * max(1e-4, 16 * torch.finfo(one.dtype).eps)
+        return not torch.allclose(one, two, rtol=0.0, atol=close, equal_nan=True)
 
     @torch.no_grad()
     def _inspect(self, z: Tensor, n: int) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmlda.attacks.apgd import APGD
 from mmlda.attacks.base import Attack, survivors
-from mmlda.attacks.checks import check_ball, invalid
+from mmlda.attacks.checks import NoGradient, invalid
 from mmlda.attacks.fab import FAB
 from mmlda.attacks.gradient import in_ball
 from mmlda.attacks.losses import Loss, check_loss
@@ -53,23 +53,18 @@ class WorstCase(Attack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_ball(self.eps, self.norm)
         if isinstance(self.losses, str) or not isinstance(self.losses, Iterable):
             raise invalid("losses", "a list of losses", self.losses)
         object.__setattr__(self, "losses", tuple(self.losses))
         for loss in self.losses:
-            check_loss(loss)
+            check_loss("losses", loss)
         if self.attacks is not None:
-            if not isinstance(self.attacks, Iterable):
-                raise invalid("attacks", "a list of attacks", self.attacks)
-            object.__setattr__(self, "attacks", tuple(self.attacks))
-            if not self.attacks:
-                raise invalid("attacks", "a list of one attack or more", [])
-            for attack in self.attacks:
-                if not isinstance(attack, Attack):
-                    raise invalid("attacks", "a list of attacks such as PGD(eps=0.1)", attack)
-                if attack.bounds != self.bounds:
-                    raise invalid("attacks", f"attacks with bounds={self.bounds}", attack)
+            listed = tuple(self.attacks) if isinstance(self.attacks, Iterable) else ()
+            if not listed or not all(isinstance(attack, Attack) for attack in listed):
+                raise invalid("attacks", "a list of one attack or more, such as PGD(eps=0.1)", self.attacks)
+            if any(attack.bounds != self.bounds for attack in listed):
+                raise invalid("attacks", f"attacks with bounds={self.bounds}", self.attacks)
+            object.__setattr__(self, "attacks", listed)
 
     def attack_list(self) -> tuple[Attack, ...]:
         """The attacks in the order they are run."""
@@ -87,18 +82,28 @@ class WorstCase(Attack):
         # A seed each, so that a sample is not tried from the same random point again.
         return tuple(kind(seed=self.seed + i, **ball, **own) for i, (kind, own) in enumerate(makers))
 
+    def most_steps(self) -> int:
+        return sum(attack.most_steps() for attack in self.attack_list())
+
     def attack(self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor) -> AttackResult:
-        label = clean = surface.replayed_logits(x).argmax(1)
+        label = clean = surface.classify(x)
         wrong = label != y if target is None else label == target
         steps, winner = torch.zeros_like(y), torch.where(wrong, -2, -1)
-        x_adv, zero = x.clone(), torch.zeros_like(wrong)
-        blind = False
-        for number, attack in enumerate(self.attack_list()):
+        x_adv = x.clone()
+        zero: Tensor | None = torch.zeros_like(wrong)
+        blind, first, attacks = ~wrong, True, self.attack_list()
+        for number, attack in enumerate(attacks):
             who = survivors(winner == -1)
             if len(who) == 0:
                 break
             to = None if target is None else target[who]
-            result, _ = attack.in_batches(surface, x[who], y[who], to, index[who])
+            try:
+                result, _ = attack.in_batches(surface, x[who], y[who], to, index[who])
+            except NoGradient:
+                if first and number == len(attacks) - 1:
+                    raise
+                surface.note("the model has no gradient: only the attacks that use none, such as Square, were run")
+                continue
             open_ = winner[who] == -1
             steps = steps.index_add(0, who, result.steps * open_)
             # A fixed-budget attack is in the ball by construction, up to rounding in its images' dtype.
@@ -106,23 +111,15 @@ class WorstCase(Attack):
             # An attack with a target of its own may miss it and break the sample all the same.
             reached = result.prediction != y[who] if target is None else result.success
             won = open_ & reached & near
-            take = open_ & near if number == 0 else won
+            take = open_ & near if first else won
             x_adv = x_adv.index_copy(0, who[take], result.x_adv[take])
             label = label.index_copy(0, who[take], result.prediction[take])
             winner = winner.index_copy(0, who[won], torch.full_like(who[won], number))
-            if number == 0 and result.zero_at_start is not None:
-                zero = zero.index_copy(0, who, result.zero_at_start)
-            blind |= number == 0 and result.zero_at_start is None
+            if first:
+                still = result.zero_at_start
+                zero = None if still is None else torch.zeros_like(wrong).index_copy(0, who, still)
+            blind = blind.index_copy(0, who, blind[who] & result.blind) if result.blind is not None else blind & False
+            first = False
         return measure(
-            x,
-            x_adv,
-            y=y,
-            success=winner != -1,
-            prediction=label,
-            steps=steps,
-            bounds=self.bounds,
-            clean_prediction=clean,
-            zero_at_start=None if blind else zero,
-            target=target,
-            winner=winner,
+            x, x_adv, y, target, self.bounds, label, steps, clean=clean, zero=zero, winner=winner, blind=blind
         )
