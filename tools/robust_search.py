@@ -20,6 +20,7 @@ import torch
 import mmlda
 from mmlda._utils.files import write_json
 from mmlda.results import code_version, device_name, versions
+from mmlda.training.checkpoints import read_weights, save_weights
 
 EPS = 8 / 255
 HELD, SPLIT_SEED = 5000, 0
@@ -32,6 +33,7 @@ def recipe_of(trial: dict, steps: int) -> mmlda.Recipe:
     adversary = mmlda.Adversary(**(PGD | changes.pop("adversary", {})))
     if "milestones" in changes:
         changes["milestones"] = tuple(round(share * steps) for share in changes["milestones"])
+    steps = changes.pop("steps", steps)
     return mmlda.Recipe(steps=steps, pad=4, flip=True, adversary=adversary, **changes)
 
 
@@ -53,6 +55,20 @@ def measure(model: torch.nn.Module, held: mmlda.ImageData, seed: int = 0) -> dic
     return {"n": len(y), "clean": clean, "robust": int(right.sum())}
 
 
+def keep_network(path: Path, model: mmlda.Classifier) -> None:
+    """Weights in float16, and the network's description, as two files."""
+    half = {name: t.half() if t.is_floating_point() else t for name, t in model.state_dict().items()}
+    save_weights(path.with_suffix(".safetensors"), half)
+    write_json(path.with_suffix(".json"), model.config)
+
+
+def load_network(path: Path) -> mmlda.Classifier:
+    """What `keep_network` wrote; `path` has no suffix."""
+    model = mmlda.models.build(json.loads(path.with_suffix(".json").read_text()))
+    model.load_state_dict(read_weights(path.with_suffix(".safetensors")))
+    return model
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("trials", type=Path)
@@ -60,7 +76,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", required=True)
     parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--weights", action="store_true", help="also keep the networks")
+    parser.add_argument("--weights", type=Path, help="folder for the networks, in float16")
+    parser.add_argument("--teacher", type=Path, help="a network kept by --weights, for trials that distil")
+    parser.add_argument("--runs", type=Path, help="folder for checkpoints, so that a stopped search resumes")
     options = parser.parse_args()
     trials = {trial["name"]: trial for trial in json.loads(options.trials.read_text())}
     chosen = [trials[name] for name in options.only.split(",")]
@@ -72,7 +90,9 @@ def main() -> None:
         for trial, recipe in zip(chosen, recipes)
     ]
     begin = time.perf_counter()
-    runs = mmlda.fit_many(models, train, recipes, device="cuda")
+    teacher = load_network(options.teacher) if options.teacher else None
+    folders = [options.runs / trial["name"] for trial in chosen] if options.runs else None
+    runs = mmlda.fit_many(models, train, recipes, teacher=teacher, out=folders, device="cuda")
     together = time.perf_counter() - begin
     for trial, run in zip(chosen, runs):
         begin = time.perf_counter()
@@ -96,9 +116,7 @@ def main() -> None:
         write_json(options.out / f"{trial['name']}-{options.steps}.json", record)
         print(trial["name"], options.steps, found, f"{together:.0f} s together", flush=True)
         if options.weights:
-            from mmlda.training.checkpoints import save_weights
-
-            save_weights(options.out / f"{trial['name']}-{options.steps}.safetensors", run.model.state_dict())
+            keep_network(options.weights / trial["name"], run.model)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,24 @@ from mmlda.training import checkpoints
 from mmlda.training.run import train
 
 CHANGES = {"batch_size": 64, "lr": 0.2}
-OPTIONS = ["--data", "digits", "--head", "softmax", "--steps", "20", "--device", "cpu", "--set", "batch_size=64",
-           "--set", "lr=0.2", "--model", "width=8", "--model", "batch_norm=false"]  # fmt: skip
+OPTIONS = [
+    "--data",
+    "digits",
+    "--head",
+    "softmax",
+    "--steps",
+    "20",
+    "--device",
+    "cpu",
+    "--set",
+    "batch_size=64",
+    "--set",
+    "lr=0.2",
+    "--model",
+    "width=8",
+    "--model",
+    "batch_norm=false",
+]
 
 
 def torchrun(*command):

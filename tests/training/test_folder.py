@@ -84,7 +84,7 @@ def test_only_the_first_process_removes_the_temporary_files_of_a_killed_run(tmp_
     assert stray.exists() == kept
 
 
-NEW_FIELDS = ("schedule", "label_smoothing", "average")  # of a recipe; of an adversary: pairing, ramp
+NEW_FIELDS = ("schedule", "average")  # of a recipe; of an adversary: pairing
 
 
 def test_a_run_of_an_older_version_without_the_new_fields_is_resumed(digits, tmp_path):
@@ -96,8 +96,7 @@ def test_a_run_of_an_older_version_without_the_new_fields_is_resumed(digits, tmp
     about = json.loads(path.read_text())
     for name in NEW_FIELDS:
         del about["recipe"][name]
-    for name in ("pairing", "ramp"):
-        del about["recipe"]["adversary"][name]
+    del about["recipe"]["adversary"]["pairing"]
     path.write_text(json.dumps(about))
     with pytest.raises(ValueError, match=r"recipe\.average is 0\.0 there, and 0\.9 was asked for"):
         train(digits[0], dataclasses.replace(recipe, average=0.9), out=tmp_path)
@@ -118,8 +117,12 @@ def test_a_line_of_metrics_that_lost_its_end_is_removed_on_resuming(digits, tmp_
 def test_runs_with_tied_weights_are_resumed(digits, tmp_path):
     def tied():
         torch.manual_seed(0)
-        net = torch.nn.Sequential(torch.nn.Flatten(), *(torch.nn.Linear(64, 64) for _ in range(2)),
-                                  torch.nn.Dropout(0.2), torch.nn.Linear(64, 10))  # fmt: skip
+        net = torch.nn.Sequential(
+            torch.nn.Flatten(),
+            *(torch.nn.Linear(64, 64) for _ in range(2)),
+            torch.nn.Dropout(0.2),
+            torch.nn.Linear(64, 10),
+        )
         net[2].weight = net[1].weight
         return net
 

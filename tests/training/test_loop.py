@@ -22,9 +22,18 @@ def test_the_loop_is_the_plain_loop(digits, optimizer):
     """The same batches through torch's own modules, written out, give the same network."""
     data = digits[0]
     recipe = Recipe(
-        steps=50, optimizer=optimizer[:4].rstrip("w"), lr=0.05 if optimizer == "sgd" else 1e-3, batch_size=64,
-        milestones=(30,), warmup=10, decoupled=optimizer == "adamw", weight_decay=1e-2, seed=5, pad=1, flip=True,
-    )  # fmt: skip
+        steps=50,
+        optimizer=optimizer[:4].rstrip("w"),
+        lr=0.05 if optimizer == "sgd" else 1e-3,
+        batch_size=64,
+        milestones=(30,),
+        warmup=10,
+        decoupled=optimizer == "adamw",
+        weight_decay=1e-2,
+        seed=5,
+        pad=1,
+        flip=True,
+    )
     got, run = train(data, recipe)
 
     model = build(SMALL, seed=0).train().to(memory_format=torch.channels_last)
@@ -176,10 +185,12 @@ def test_the_rate_of_a_resumed_run_leaves_out_earlier_steps(capsys, monkeypatch)
 
 @pytest.mark.parametrize(
     "model, word",
-    [(torch.nn.Flatten(), "model must have a parameter to train"),
-     (build(dict(SMALL, num_classes=5), seed=0), "model must have at least the 10 classes of the data, got 5"),
-     (build(SMALL, seed=0).requires_grad_(False), "model must have a parameter to train")],
-)  # fmt: skip
+    [
+        (torch.nn.Flatten(), "model must have a parameter to train"),
+        (build(dict(SMALL, num_classes=5), seed=0), "model must have at least the 10 classes of the data, got 5"),
+        (build(SMALL, seed=0).requires_grad_(False), "model must have a parameter to train"),
+    ],
+)
 def test_models_that_cannot_be_trained_are_named(digits, model, word):
     with pytest.raises(ValueError, match=word):
         fit(model, digits[0], QUICK, show=False)
@@ -214,8 +225,9 @@ class TestCuda:
     @pytest.mark.parametrize("options", [{}, {"deterministic": True}, {"eager": True}])
     @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
     def test_captured_and_eager_steps_train_alike(self, digits, options, optimizer):
-        recipe = Recipe(steps=150, optimizer=optimizer, lr=0.05 if optimizer == "sgd" else 2e-3, batch_size=64,
-                        milestones=(100,))  # fmt: skip
+        recipe = Recipe(
+            steps=150, optimizer=optimizer, lr=0.05 if optimizer == "sgd" else 2e-3, batch_size=64, milestones=(100,)
+        )
         model = build(network("mmlda", "digits"), seed=0)
         run = fit(model, digits[0], recipe, device="cuda", show=False, **options)
         assert run.accuracy > 0.97 and mmlda.accuracy(model, digits[1]).accuracy > 0.93

@@ -13,7 +13,7 @@ from mmlda.training.run import choose_recipe, train
 def test_train_is_fit_with_the_papers_recipe_and_measures_on_the_test_set(digits, tmp_path):
     run, test = train("digits", steps=30, seed=3, model={"width": 8}, out=tmp_path, show=False)
     model = build({**mmlda.training.recipes.network("mmlda", "digits"), "width": 8}, seed=3)
-    mmlda.fit(model, digits[0], choose_recipe("digits", "mmlda", steps=30, changes={"seed": 3}), show=False)
+    mmlda.fit(model, digits[0], choose_recipe("digits", "mmlda", steps=30, seed=3), show=False)
     assert run.step == 30 and same(weights(run.model), weights(model))
     assert test.accuracy == mmlda.accuracy(model, digits[1]).accuracy > 0.2
     assert same(weights(mmlda.load(tmp_path)), weights(model))
@@ -46,4 +46,4 @@ def test_train_refuses_bad_arguments(options, message):
 def test_choose_recipe_by_data_and_head():
     assert choose_recipe("digits", "softmax") == RECIPES["digits-sr"]
     assert choose_recipe("some/folder", "mmlda") == RECIPES["mnist-mmlda"]
-    assert choose_recipe("cifar10", "mmlda", name="cifar10-sr", changes={"lr": 0.5}).lr == 0.5
+    assert choose_recipe("cifar10", "mmlda", name="cifar10-sr", lr=0.5).lr == 0.5

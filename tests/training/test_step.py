@@ -134,26 +134,3 @@ def test_pairing_draws_clean_and_adversarial_logits_together(digits):
         moved = mmlda.attacks.FGSM(eps=0.2)(model, x, y).x_adv
         distances.append(F.mse_loss(model(moved), model(x)).item())
     assert distances[1] < 0.7 * distances[0]
-
-
-def test_label_smoothing_mixes_the_labels_with_the_uniform_distribution(digits):
-    recipe = dataclasses.replace(QUICK, steps=1, milestones=(), label_smoothing=0.2)
-    model = build(SMALL, seed=0)
-    x, y, _, _ = first_batch(digits[0], recipe)
-    target = 0.8 * F.one_hot(y, 10) + 0.2 / 10
-    expected = -(target * model.train()(x).log_softmax(1)).sum(1).mean()
-    smooth, plain = (train(digits[0], r)[1].loss for r in (recipe, dataclasses.replace(recipe, label_smoothing=0.0)))
-    assert smooth == pytest.approx(expected.item(), rel=1e-4) and abs(smooth - plain) > 1e-3
-
-
-def test_eps_rises_linearly_over_the_first_steps_of_a_ramp(digits):
-    net = Seen()
-    adversary = Adversary(attack="fgsm", eps=0.2, steps=1, share=1.0, ramp=4)
-    recipe = dataclasses.replace(QUICK, steps=6, milestones=(), adversary=adversary)
-    fit(net, digits[0], recipe, show=False)
-    batches = Batches(digits[0], recipe, CPU)
-    moved = []
-    for step, images in enumerate(net.images):
-        batches.seek(step)
-        moved.append(float((images - batches.take(0, 1)[0]).abs().max()))
-    assert moved == pytest.approx([0.05, 0.1, 0.15, 0.2, 0.2, 0.2], abs=1e-6)

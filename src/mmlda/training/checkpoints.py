@@ -34,16 +34,12 @@ def save(folder: str | Path, step: int, tensors: dict[str, Tensor], record: dict
     folder = Path(folder)
     content = packed(tensors)
     path = write_whole(folder / f"step-{step:08d}.safetensors", content)
-    digest = hashlib.sha256(content).hexdigest()
-    record = {"format": FORMAT, "step": step, "sha256": digest, **record}
+    record = {"format": FORMAT, "step": step, "sha256": hashlib.sha256(content).hexdigest(), **record}
     write_json(path.with_suffix(".json"), {**record, "record": _digest(record)})
-    for old in _records(folder)[KEEP:]:
-        old.unlink(missing_ok=True)  # the record first: tensors without one are no checkpoint
-        old.with_suffix(".safetensors").unlink(missing_ok=True)
-    kept = {record.stem for record in _records(folder)}
-    for stray in folder.glob("step-*.safetensors"):
-        if stray.stem not in kept:
-            stray.unlink(missing_ok=True)
+    kept = [record.stem for record in _records(folder)[:KEEP]]
+    for old in sorted(folder.glob("step-*")):  # .json before .safetensors: tensors without a record are no checkpoint
+        if old.stem not in kept:
+            old.unlink(missing_ok=True)
     return path
 
 
@@ -67,12 +63,8 @@ def newest(folder: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]] | Non
             record = json.loads(path.read_text())
             if not isinstance(record, dict) or record.get("format") != FORMAT:
                 raise ValueError(f"format is not {FORMAT}")
-            told = record.pop("record", None)  # older ones have none
-            numbers = all(isinstance(record.get(key), int | float) for key in ("step", "seconds", "loss", "accuracy"))
-            if told != _digest(record) and not (told is None and numbers):
+            if record.pop("record", None) != _digest(record) or path.stem != f"step-{record['step']:08d}":
                 raise ValueError("the record is altered")
-            if path.stem != f"step-{record['step']:08d}":
-                raise ValueError(f"the record is altered: it is of step {record['step']}")
             content = path.with_suffix(".safetensors").read_bytes()
             if hashlib.sha256(content).hexdigest() != record.get("sha256"):
                 raise ValueError("the tensors are truncated or altered (SHA-256 differs)")
@@ -81,8 +73,8 @@ def newest(folder: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]] | Non
             damaged.append(f"{path}: {error}")
             warnings.warn(f"checkpoint refused: {path}: {error}; trying the one before it", stacklevel=2)
     if damaged:
-        raise ValueError("no checkpoint can be used: " + "; ".join(damaged) + ". Expected whole, unaltered files; "
-                         "remove the folder to start afresh")  # fmt: skip
+        files = "; ".join(damaged)
+        raise ValueError(f"no checkpoint can be used: {files}. Remove the folder to start afresh")
     return None
 
 
@@ -111,21 +103,18 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return weights
 
 
-def save_weights(path: Path, weights: dict[str, Tensor]) -> Path:
-    """A network's weights, with their SHA-256 in the file's header."""
-    return save_tensors(path, weights, {"sha256": weights_digest(weights)})
+def save_weights(path: Path, weights: dict[str, Tensor], about: dict[str, str] | None = None) -> Path:
+    """A network's weights, with their SHA-256 (and `about`) in the file's header."""
+    return save_tensors(path, weights, {"sha256": weights_digest(weights), **(about or {})})
 
 
 def read_about(folder: Path) -> dict[str, Any]:
     """A run's run.json; a ValueError where it is damaged."""
     path = folder / "run.json"
     try:
-        about = json.loads(path.read_text())
-    except ValueError as error:
+        return dict(json.loads(path.read_text()))
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged ({error}): expected what a run writes; choose another folder") from None
-    if not isinstance(about, dict):
-        raise ValueError(f"{path} is damaged: expected an object, not {type(about).__name__}; choose another folder")
-    return about
 
 
 def load(source: str | Path, *, model: nn.Module | None = None, device: torch.device | str | None = None) -> nn.Module:

@@ -1,7 +1,7 @@
 """The folder of a training run: its description, log, checkpoints and finished network.
 
 A folder holds run.json (recipe, network, data, versions), metrics.jsonl, the two newest checkpoints and, once the run
-has finished, model.safetensors. It belongs to one run: another description is refused.
+has finished, model.safetensors. It belongs to one run: another description is refused, but for more steps.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from torch import Tensor, nn
 
 from mmlda._utils.files import write_json, write_whole
 from mmlda.data import ImageData
-from mmlda.results import device_name, versions
+from mmlda.results import device_name, versions, weights_digest
 from mmlda.training import checkpoints
 from mmlda.training.recipes import Recipe
 from mmlda.training.step import Average, share
+from mmlda.training.validation import Validation
 
 __all__ = ["Run", "describe", "difference", "event_writer", "lock", "log", "open_run", "reload", "resume", "save"]
 
@@ -41,6 +42,8 @@ class Run:
     accuracy: float = math.nan  # on the training batches since the log line before
     seconds: float = 0.0  # in the loop, over all sittings
     history: list[dict[str, float]] = field(default_factory=list)
+    teacher: nn.Module | None = None  # of a recipe with `distill`
+    validation: Validation | None = None
 
 
 def describe(model: nn.Module, data: ImageData, recipe: Recipe) -> dict[str, Any]:
@@ -76,27 +79,44 @@ def open_run(run: Run, data: ImageData, device: torch.device, *, amp: bool) -> N
     """Write run.json, or check that the one there describes this very run."""
     assert run.out is not None
     path, about = run.out / "run.json", describe(run.model, data, run.recipe) | {"amp": amp}
+    if run.teacher is not None:
+        about["teacher"] = weights_digest(run.teacher.state_dict())
+    if run.validation is not None:
+        about["validation"] = run.validation.describe()
     if path.is_file():
         there = {"amp": about["amp"], **checkpoints.read_about(run.out)}  # older ones do not say
-        for part, value in about.items():
-            if part == "recipe" and isinstance(there.get(part), dict):  # fields added since have their defaults
-                there[part] = json.loads(json.dumps(dataclasses.asdict(Recipe.from_dict(there[part]))))
-            if there.get(part) != value:
-                what = difference(part, there.get(part), value)
-                raise ValueError(f"out must be a folder without another run, got {str(run.out)!r}: {what}")
+        if _lengthened(there, about):
+            if share()[0] == 0:
+                write_json(path, {**checkpoints.read_about(run.out), "recipe": about["recipe"]})
+                (run.out / "model.safetensors").unlink(missing_ok=True)  # its last checkpoint is continued
+        elif (what := difference(there, about)) is not None:
+            raise ValueError(f"out must be a folder without another run, got {str(run.out)!r}: {what}")
     elif share()[0] == 0:
         write_json(path, {**about, "versions": {**versions(), "device": device_name(device)}})
     if share()[1] > 1:
         dist.barrier()
 
 
-def difference(part: str, there: Any, asked: Any) -> str:
-    """In words, where what was asked for is not what is there."""
-    if isinstance(there, dict) and isinstance(asked, dict):
-        for key in sorted({*there, *asked}):
-            if there.get(key) != asked.get(key):
-                return f"{part}.{key} is {there.get(key)!r} there, and {asked.get(key)!r} was asked for"
-    return f"{part} is {there!r} there, and {asked!r} was asked for"
+def _lengthened(there: dict[str, Any], about: dict[str, Any]) -> bool:
+    """Whether the run is asked for with more steps than it has, and nothing else is different."""
+    old, new = there.get("recipe"), about["recipe"]
+    longer = isinstance(old, dict) and isinstance(old.get("steps"), int) and old["steps"] < new["steps"]
+    return longer and difference({**there, "recipe": {**old, "steps": new["steps"]}}, about) is None  # type: ignore[dict-item]
+
+
+def difference(there: dict[str, Any], asked: dict[str, Any]) -> str | None:
+    """In words, the first part of a description that is not as asked for; recipe fields added since have defaults."""
+    for part, value in asked.items():
+        old = there.get(part)
+        if part == "recipe" and isinstance(old, dict):
+            old = json.loads(json.dumps(dataclasses.asdict(Recipe.from_dict(old))))
+        if old == value:
+            continue
+        if isinstance(old, dict) and isinstance(value, dict):
+            key = next(key for key in sorted({*old, *value}) if old.get(key) != value.get(key))
+            part, old, value = f"{part}.{key}", old.get(key), value.get(key)
+        return f"{part} is {old!r} there, and {value!r} was asked for"
+    return None
 
 
 def _state(run: Run, optimizer: torch.optim.Optimizer, average: Average | None) -> dict[str, Tensor]:
@@ -105,8 +125,10 @@ def _state(run: Run, optimizer: torch.optim.Optimizer, average: Average | None) 
     if average is not None:
         tensors |= {f"average.{name}": tensor for name, tensor in average.tensors.items()}
     for number, moments in optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer.{number}.{name}": torch.as_tensor(value) for name, value in moments.items()
-                    if value is not None}  # fmt: skip
+        given = {name: torch.as_tensor(value) for name, value in moments.items() if value is not None}
+        tensors |= {f"optimizer.{number}.{name}": value for name, value in given.items()}
+    if run.validation is not None:
+        tensors |= {f"best.{name}": tensor for name, tensor in run.validation.weights.items()}
     tensors["generator.cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
         tensors["generator.cuda"] = torch.cuda.get_rng_state()
@@ -116,7 +138,9 @@ def _state(run: Run, optimizer: torch.optim.Optimizer, average: Average | None) 
 def save(run: Run, optimizer: torch.optim.Optimizer, average: Average | None) -> None:
     assert run.out is not None
     if share()[0] == 0:
-        record = {"seconds": run.seconds, "loss": run.loss, "accuracy": run.accuracy}
+        record: dict[str, Any] = {"seconds": run.seconds, "loss": run.loss, "accuracy": run.accuracy}
+        if run.validation is not None:
+            record["validation"] = run.validation.state()
         checkpoints.save(run.out, run.step, _state(run, optimizer, average), record)
     if share()[1] > 1:
         dist.barrier()
@@ -135,6 +159,10 @@ def resume(run: Run, optimizer: torch.optim.Optimizer, average: Average | None) 
         run.model.load_state_dict(_under("model.", tensors))
         if average is not None:
             average.load(_under("average.", tensors))
+        if run.validation is not None and "validation" in record:
+            device = next(run.model.parameters()).device
+            run.validation = dataclasses.replace(run.validation, **record["validation"])
+            run.validation.weights = {name: tensor.to(device) for name, tensor in _under("best.", tensors).items()}
         state: dict[int, dict[str, Tensor]] = {}
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         for name, tensor in _under("optimizer.", tensors).items():
@@ -173,10 +201,15 @@ def reload(run: Run, weights: dict[str, Tensor]) -> None:
     assert run.out is not None
     run.model.load_state_dict(weights)
     run.model.eval()
-    run.step, metrics = run.recipe.steps, run.out / "metrics.jsonl"
+    run.step, metrics = run.recipe.steps, run.out / "metrics.jsonl"  # fewer where it has stopped early
     run.history = _entries(metrics.read_text(errors="replace")) if metrics.is_file() else []
     if run.history:
         run.loss, run.accuracy, run.seconds = (run.history[-1][name] for name in ("loss", "accuracy", "seconds"))
+        run.step = int(run.history[-1]["step"])
+    measured = [entry for entry in run.history if "validation" in entry]
+    if run.validation is not None and measured:
+        best = max(measured, key=lambda entry: entry["validation"])  # the first of equals, as in the loop
+        run.validation.best, run.validation.best_step = best["validation"], int(best["step"])
 
 
 def log(run: Run, entry: dict[str, float], writer: Any) -> None:
@@ -186,8 +219,9 @@ def log(run: Run, entry: dict[str, float], writer: Any) -> None:
         with open(run.out / "metrics.jsonl", "a") as file:
             file.write(json.dumps(entry) + "\n")
     if writer is not None:
-        for name in ("loss", "accuracy", "lr", "steps_per_second"):
-            writer.add_scalar(name, entry[name], int(entry["step"]))
+        for name in ("loss", "accuracy", "validation", "lr", "steps_per_second"):
+            if name in entry:
+                writer.add_scalar(name, entry[name], int(entry["step"]))
         writer.flush()
 
 

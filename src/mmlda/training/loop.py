@@ -7,6 +7,7 @@ same weights.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import signal
@@ -23,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from mmlda._utils.checks import invalid
 from mmlda._utils.device import device_of
 from mmlda._utils.progress import Report, progress
 from mmlda.data import ImageData, as_images
@@ -30,7 +32,8 @@ from mmlda.models import Classifier, fast_convolutions
 from mmlda.training import checkpoints, folder
 from mmlda.training.folder import Run
 from mmlda.training.recipes import Recipe
-from mmlda.training.step import Average, Batches, Tally, craft_once, make_optimizer, make_step, set_rate, share
+from mmlda.training.step import Average, Batches, Step, Tally, craft_once, make_launch, make_optimizer, set_rate, share
+from mmlda.training.validation import Validation
 
 __all__ = ["Diverged", "Options", "Run", "fit", "interruptible", "training_steps"]
 
@@ -62,6 +65,11 @@ def fit(
     data: Any,
     recipe: Recipe,
     *,
+    teacher: nn.Module | None = None,
+    validation: Any = None,
+    keep_best: bool = False,
+    patience: int | None = None,
+    validate_every: int | None = None,
     out: str | Path | None = None,
     device: torch.device | str | None = None,
     eager: bool = False,
@@ -78,7 +86,14 @@ def fit(
         model: pixels in [0, 1] -> logits; a `Classifier`, or any module with the loss "ce".
         data: anything `mmlda.data.as_images` takes: an `ImageData`, a pair (x, y), a `Dataset`.
         recipe: `mmlda.recipes.RECIPES` has the paper's.
-        out: folder for checkpoints, metrics and the network. An existing run is resumed.
+        teacher: a trained network whose probabilities replace a share `recipe.distill` of the labels.
+        validation: other images, in any form that `data` may have: the accuracy on them is measured along the way and
+            recorded in `history`. Not the test set, where the measurements decide anything.
+        keep_best: the network is the one with the best validation accuracy, not the last one.
+        patience: stop after so many validations in a row without improvement.
+        validate_every: steps between validations; a twentieth of the run by default.
+        out: folder for checkpoints, metrics and the network. An existing run is resumed, and one with fewer steps than
+            the recipe is continued to that number.
         device: where to train; the model's own device by default.
         eager: on CUDA, neither compile nor capture the step. The CPU is always eager.
         deterministic: on CUDA, the same bits for the same seed; slower. The CPU always gives the same bits.
@@ -97,7 +112,9 @@ def fit(
     >>> run.step, run.history[0]["loss"] > run.loss
     (30, True)
     """
-    run, images = Run(model, recipe, None if out is None else Path(out)), as_images(data)
+    place, images = None if out is None else Path(out), as_images(data)
+    held = _validation(validation, keep_best, patience, validate_every, recipe, place)
+    run = Run(model, recipe, place, teacher=teacher, validation=held)
     options = Options(
         device=device,
         eager=eager,
@@ -114,6 +131,19 @@ def fit(
             for _ in training_steps(run, images, options, report=report, stopped=stopped):
                 pass
     return run
+
+
+def _validation(
+    data: Any, keep_best: bool, patience: int | None, every: int | None, recipe: Recipe, out: Path | None
+) -> Validation | None:
+    if data is None:
+        if keep_best or patience is not None or every is not None:
+            raise invalid("validation", "given with keep_best, patience and validate_every", None)
+        return None
+    if every is None and out is not None and (out / "run.json").is_file():  # a run that is continued keeps its rhythm
+        every = (checkpoints.read_about(out).get("validation") or {}).get("every")
+    every = max(1, recipe.steps // 20) if every is None else every
+    return Validation(as_images(data, split="test"), every, keep_best, patience)
 
 
 def training_steps(
@@ -148,12 +178,7 @@ def training_steps(
 
 
 def _steps(
-    run: Run,
-    data: ImageData,
-    options: Options,
-    device: torch.device,
-    report: Report,
-    stopped: threading.Event | None,
+    run: Run, data: ImageData, options: Options, device: torch.device, report: Report, stopped: threading.Event | None
 ) -> Iterator[int]:
     model, recipe = run.model, run.recipe
     model.train()
@@ -165,9 +190,9 @@ def _steps(
     if run.out is not None:
         folder.resume(run, optimizer, average)
     step, tally = run.step, Tally(device, run.step, run.loss)
-    modes = {"eager": options.eager, "deterministic": options.deterministic, "amp": options.uses_amp(device)}
-    launch = make_step(model, batches, optimizer, tally, average, **modes)
-    journal = _Journal(run, options, tally, lambda: folder.save(run, optimizer, average), report)
+    full_step = Step(model, batches, optimizer, tally, average, _teacher(run, device), amp=options.uses_amp(device))
+    launch = make_launch(full_step, eager=options.eager, deterministic=options.deterministic)
+    journal = _Journal(run, options, tally, average, lambda: folder.save(run, optimizer, average), report)
     rate = math.nan
     batches.seek(step)
     report(step, start=True)
@@ -180,13 +205,17 @@ def _steps(
         launch()
         step += 1
         halt = _halt(stopped, step % min(journal.log_every, 50) == 0, device)
-        journal.after(step, rate, halt)
-        if halt and step < recipe.steps:
+        done = journal.after(step, rate, halt)
+        if halt and not done:
             _stop(run)
         yield step
+        if done:
+            break
     run.step = step
     if average is not None:
         average.store()
+    if run.validation is not None and run.validation.keep_best:
+        model.load_state_dict(run.validation.weights)
     model.eval()
     fast_convolutions(model, False)
     if run.out is not None and share()[0] == 0:
@@ -196,8 +225,16 @@ def _steps(
 class _Journal:
     """When to log and to save, and doing it; the loop waits for the device only here."""
 
-    def __init__(self, run: Run, options: Options, tally: Tally, save: Callable[[], None], report: Report):
-        self.run, self.tally, self.save, self.report = run, tally, save, report
+    def __init__(
+        self,
+        run: Run,
+        options: Options,
+        tally: Tally,
+        average: Average | None,
+        save: Callable[[], None],
+        report: Report,
+    ):
+        self.run, self.tally, self.average, self.save, self.report = run, tally, average, save, report
         steps = run.recipe.steps
         self.log_every = options.log_every or max(1, steps // 100)
         self.save_every = options.checkpoint_every or self.log_every * math.ceil(max(1, steps // 20) / self.log_every)
@@ -207,41 +244,62 @@ class _Journal:
         self.begin = self.written = self.logged = time.perf_counter()
         self.earlier, self.logged_step, self.saved_step = run.seconds, run.step, run.step or -1
 
-    def after(self, step: int, rate: float, halt: bool) -> None:
-        """Log and save where it is time to."""
-        last = halt or step == self.run.recipe.steps
+    def after(self, step: int, rate: float, halt: bool) -> bool:
+        """Log, validate and save where it is time to; whether the run is done."""
+        done, validation = step == self.run.recipe.steps, self.run.validation
         due = step % self.save_every == 0 and time.perf_counter() - self.written >= self.pause
-        save = self.run.out is not None and (last or due)
-        if last or save or step % self.log_every == 0:
-            self._log(step, rate, save)
+        save = self.run.out is not None and (halt or done or due)
+        validate = validation is not None and (done or step % validation.every == 0)
+        if halt or done or save or validate or step % self.log_every == 0:
+            self._log(step, rate, save, validate)
+        if validate and validation is not None and validation.exhausted:
+            done = True
+            save = self.run.out is not None
         if save:
             self.save()
             self.saved_step, self.written = step, time.perf_counter()
+        return done
 
-    def _log(self, step: int, rate: float, save: bool) -> None:
+    def _log(self, step: int, rate: float, save: bool, validate: bool) -> None:
         run = self.run
         loss, accuracy, bad, last = self.tally.read()  # waits for the device
         now = time.perf_counter()
         run.step, run.loss, run.accuracy, run.seconds = step, loss, accuracy, self.earlier + now - self.begin
-        self._check(step, bad, last, save)
+        self._check(step, bad, last, save or validate)
         speed = (step - self.logged_step) / max(now - self.logged, 1e-9)
         self.logged_step, self.logged = step, now
         entry = {"step": step, "loss": loss, "accuracy": accuracy, "lr": rate, "steps_per_second": speed}
         entry["seconds"] = run.seconds
+        measured = {}
+        if validate and run.validation is not None:
+            measured["validation"] = run.validation.measure(run.model, self.average, step)
+        entry |= measured
         run.history.append(entry)
         folder.log(run, entry, self.writer)
-        self.report(step, loss=loss, accuracy=accuracy)
+        self.report(step, start=False, loss=loss, accuracy=accuracy, **measured)
 
     def _check(self, step: int, bad: int, last: float, save: bool) -> None:
         """Raise where the loss or, before a checkpoint, a weight is not finite."""
         what = f"loss is not finite at step {bad}" if bad >= 0 else ""
-        if save and not what and not _finite(self.run.model):
+        weights = [p.detach().isfinite().all() for p in self.run.model.parameters()] if save and not what else []
+        if weights and not bool(torch.stack(weights).all()):  # such a checkpoint would be of no use
             what = f"weights are not finite after step {step}"
         if what:
             saved = f"the checkpoint of step {self.saved_step} is kept in {self.run.out}"
             kept = saved if self.saved_step >= 0 else "no checkpoint was kept"
             before = f"the last finite loss was {last:.6g}" if math.isfinite(last) else "no loss before it was"
             raise Diverged(f"{what}; {before}; {kept}")
+
+
+def _teacher(run: Run, device: torch.device) -> nn.Module | None:
+    """The run's teacher as a frozen copy on the device."""
+    if (run.teacher is None) == (run.recipe.distill > 0):
+        expected = "a network where distill > 0" if run.teacher is None else "None where distill is 0"
+        raise invalid("teacher", expected, run.teacher)
+    if run.teacher is None:
+        return None
+    teacher = copy.deepcopy(run.teacher).to(device).eval().requires_grad_(False)
+    return teacher.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def _stop(run: Run) -> None:
@@ -270,11 +328,6 @@ def _halt(stopped: threading.Event | None, due: bool, device: torch.device) -> b
     flag = torch.tensor(float(asked), device=device)
     dist.all_reduce(flag, op=dist.ReduceOp.MAX)
     return bool(flag)
-
-
-def _finite(model: nn.Module) -> bool:
-    """Whether every weight is a number: a checkpoint that is none would be no use."""
-    return bool(torch.stack([p.detach().isfinite().all() for p in model.parameters()]).all())
 
 
 @contextmanager

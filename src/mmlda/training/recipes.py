@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmlda._utils.checks import check_choice, check_count, invalid
+from mmlda.data import ImageData
 
 __all__ = ["RECIPES", "Adversary", "Recipe", "hat", "network", "sat"]
 
@@ -24,8 +25,7 @@ class Adversary:
     `share` of each batch is adversarial, the rest clean. `craft="once"` attacks the network as it was before
     training (what the paper does), `"online"` the current one. `attack="trades"` is TRADES: clean cross-entropy
     plus `beta` times the divergence from the adversarial prediction. Each step moves `step` x eps. `pairing` adds
-    that many times the mean squared difference of clean and adversarial logits (adversarial logit pairing). Over
-    the first `ramp` steps of training, eps rises linearly from 0.
+    that many times the mean squared difference of clean and adversarial logits (adversarial logit pairing).
     """
 
     attack: str
@@ -37,7 +37,6 @@ class Adversary:
     share: float = 0.5
     beta: float = 6.0
     pairing: float = 0.0
-    ramp: int = 0
 
     def __post_init__(self) -> None:
         if isinstance(self.eps, list):  # as JSON writes a range
@@ -46,20 +45,16 @@ class Adversary:
         check_choice("craft", self.craft, ("once", "online"))
         if len(self.range) != 2 or not 0 <= self.range[0] <= self.range[1] < math.inf:
             raise invalid("eps", "a number >= 0 or a range (low, high) of such numbers", self.eps)
-        for name, value in (("step", self.step), ("beta", self.beta), ("pairing", self.pairing)):
-            if value is not None:
-                _check_number(name, value, "a finite number >= 0", lambda v: 0 <= v < math.inf)
+        for name in ("step", "beta", "pairing"):
+            if getattr(self, name) is not None:
+                _check_number(name, getattr(self, name), "a finite number >= 0", lambda v: 0 <= v < math.inf)
         check_count("steps", self.steps, 1)
-        check_count("ramp", self.ramp, 0)
         _check_number("share", self.share, "a number in (0, 1]", lambda v: 0 < v <= 1)
-        if self.attack == "trades" and (self.craft, self.share) != ("online", 1.0):
-            raise ValueError(
-                f"craft and share must be 'online' and 1.0 with attack='trades', got {self.craft!r} and {self.share}"
-            )
-        if self.pairing and (self.attack == "trades" or (self.craft, self.share) != ("online", 1.0)):
-            raise invalid("pairing", "0 with TRADES, and unless craft='online' and share=1.0", self.pairing)
-        if self.ramp and self.craft == "once":
-            raise invalid("ramp", "0 with craft='once'", self.ramp)
+        if self.paired and (self.craft, self.share) != ("online", 1.0):
+            expected = "'online' and 1.0 with attack='trades' or pairing"
+            raise ValueError(f"craft and share must be {expected}, got {self.craft!r} and {self.share}")
+        if self.pairing and self.attack == "trades":
+            raise invalid("pairing", "0 with attack='trades'", self.pairing)
 
     @property
     def paired(self) -> bool:
@@ -95,7 +90,7 @@ class Recipe:
     pad: int = 0  # augmentation: pad by this much and crop at random
     flip: bool = False  # augmentation: mirror half of the images
     loss: str = "ce"  # or "soft", "centre": the head's losses by name
-    label_smoothing: float = 0.0  # of the cross-entropy
+    distill: float = 0.0  # share of the teacher's probabilities in the labels; the rest is the label itself
     average: float = 0.0  # decay of the averaged weights, which are then the network; 0: no averaging
     accumulate: int = 1  # gradients of this many parts of a batch are added up
     seed: int = 0  # of the order of the data, the augmentation and the noise
@@ -109,7 +104,8 @@ class Recipe:
         check_choice("schedule", self.schedule, ("steps", "cosine"))
         if self.schedule == "cosine" and self.milestones:
             raise invalid("milestones", "empty with schedule='cosine'", self.milestones)
-        for name in ("label_smoothing", "average", "momentum"):
+        _check_number("distill", self.distill, "a number in [0, 1]", lambda v: 0 <= v <= 1)
+        for name in ("average", "momentum"):
             _check_number(name, getattr(self, name), "a number in [0, 1)", lambda v: 0 <= v < 1)
         for name in ("lr", "weight_decay", "gamma"):
             _check_number(name, getattr(self, name), "a finite number >= 0", lambda v: 0 <= v < math.inf)
@@ -119,8 +115,9 @@ class Recipe:
             raise invalid("milestones", "rising steps", self.milestones)
         if self.decoupled and self.optimizer != "adam":
             raise invalid("optimizer", "'adam' where decoupled=True", self.optimizer)
-        if self.loss != "ce" and (self.label_smoothing or (self.adversary is not None and self.adversary.paired)):
-            raise invalid("loss", "'ce' with TRADES, logit pairing or label smoothing", self.loss)
+        paired = self.adversary is not None and self.adversary.paired
+        if self.loss != "ce" and (self.distill or paired):
+            raise invalid("loss", "'ce' with TRADES, logit pairing or distillation", self.loss)
 
     def rate(self, step: int) -> float:
         """The learning rate of a step (the first is 0)."""
@@ -134,23 +131,22 @@ class Recipe:
         """The same recipe with another number of steps, its schedule in proportion."""
         milestones = tuple(sorted({round(m * steps / self.steps) for m in self.milestones}))
         warmup = round(self.warmup * steps / self.steps)
-        adversary = self.adversary
-        if adversary is not None and adversary.ramp:
-            adversary = dataclasses.replace(adversary, ramp=round(adversary.ramp * steps / self.steps))
-        return dataclasses.replace(self, steps=steps, milestones=milestones, warmup=warmup, adversary=adversary)
+        return dataclasses.replace(self, steps=steps, milestones=milestones, warmup=warmup)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Recipe:
         """The inverse of `dataclasses.asdict`, also after a trip through JSON."""
 
-        def tuples(given: dict[str, Any]) -> dict[str, Any]:
-            return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+        def known(given: dict[str, Any]) -> dict[str, Any]:
+            unused = [name for name in ("label_smoothing", "ramp") if not given.get(name)]  # fields of older versions
+            kept = {name: value for name, value in given.items() if name not in unused}
+            return {name: tuple(value) if isinstance(value, list) else value for name, value in kept.items()}
 
-        values = tuples(values)
+        values = known(values)
         if values.get("loss") == "joint":  # its name in older files
             values["loss"] = "centre"
         if isinstance(values.get("adversary"), dict):
-            values["adversary"] = Adversary(**tuples(values["adversary"]))
+            values["adversary"] = Adversary(**known(values["adversary"]))
         return cls(**values)
 
 
@@ -164,21 +160,18 @@ _CIFAR10 = Recipe(steps=90_000, milestones=(40_000, 60_000, 80_000), pad=4, flip
 _ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 1e-3}
 
 
-def sat(attack: str, eps: float, *, steps: int = 10_000, craft: str = "once") -> Recipe:
+def sat(attack: str, eps: float | tuple[float, float], *, steps: int = 10_000, craft: str = "once") -> Recipe:
     """Specific adversarial training (Sec. 4.3, B.2): fine-tune on one attack at one perturbation, half clean.
 
     The paper's number of steps is 10,000 on MNIST and 30,000 on CIFAR-10.
     """
-    return Recipe(steps=steps, lr=0.01, adversary=_paper_adversary(attack, eps, craft))
+    adversary = Adversary(attack=attack, eps=eps, steps=1 if attack == "fgsm" else 10, craft=craft)
+    return Recipe(steps=steps, lr=0.01, adversary=adversary)
 
 
 def hat(attack: str, *, steps: int = 10_000, craft: str = "once") -> Recipe:
     """Hybrid adversarial training: as `sat`, each image's perturbation uniform in [0.02, 0.20]."""
-    return Recipe(steps=steps, lr=0.01, adversary=_paper_adversary(attack, (0.02, 0.20), craft))
-
-
-def _paper_adversary(attack: str, eps: float | tuple[float, float], craft: str) -> Adversary:
-    return Adversary(attack=attack, eps=eps, steps=1 if attack == "fgsm" else 10, craft=craft)
+    return sat(attack, (0.02, 0.20), steps=steps, craft=craft)
 
 
 _PGD: dict[str, Any] = {"steps": 10, "step": 0.25, "random_start": True, "share": 1.0}
@@ -203,6 +196,14 @@ for _data, _eps in (("mnist", 0.3), ("cifar10", 8 / 255), ("digits", 0.1)):
     for _kind in ("sr", "mmlda"):  # each head's own recipe, on adversarial examples alone
         _adversary = Adversary(attack="pgd", eps=_eps, **_PGD)
         RECIPES[f"{_data}-{_kind}-pgd"] = dataclasses.replace(RECIPES[f"{_data}-{_kind}"], adversary=_adversary)
+
+
+def network_for(head: str, data: ImageData) -> dict[str, Any]:
+    """A network for a training set as a config: the paper's for its size of images, an MLP for a table."""
+    if data.is_table:
+        return {"backbone": "mlp", "inputs": data.shape[0], "head": head, "num_classes": data.num_classes}
+    config = network(head, "digits" if min(data.shape[1:]) < 16 else "mnist", num_classes=data.num_classes)
+    return config | {"channels": data.shape[0]}
 
 
 def network(head: str, data: str, *, C: float = 100.0, num_classes: int = 10, **settings: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,9 +15,11 @@ import torch.distributed as dist
 from torch import nn
 
 from mmlda._utils.checks import check_choice, invalid
-from mmlda.data import ImageData, load
+from mmlda._utils.files import write_json
+from mmlda.data import ImageData, holdout, load, stratified
 from mmlda.evaluation.accuracy import Accuracy, accuracy, check_fits
 from mmlda.models import SoftmaxHead, build
+from mmlda.training import checkpoints
 from mmlda.training.loop import Run, fit
 from mmlda.training.recipes import RECIPES, Recipe, network
 
@@ -24,40 +27,46 @@ __all__ = ["choose_recipe", "train"]
 
 
 def train(
-    data: str | Path = "digits",
+    data: str | Path | None = None,
     *,
+    n: int | None = None,
+    validation: int | None = None,
+    priors: str | None = None,
     head: str | None = None,
     recipe: str | None = None,
     start: nn.Module | None = None,
     steps: int | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     changes: dict[str, Any] | None = None,
     model: dict[str, Any] | None = None,
     out: str | Path | None = None,
     root: str | Path | None = None,
     device: torch.device | str | None = None,
-    eager: bool = False,
-    deterministic: bool = False,
-    amp: bool | None = None,
-    tensorboard: bool = False,
-    show: bool = True,
+    **options: Any,
 ) -> tuple[Run, Accuracy | None]:
     """Train a network on a named dataset or a folder, and measure its test accuracy.
 
     Under torchrun, the processes train together and only the first one measures; the others return None.
 
     Args:
-        data: a name or a folder, see `mmlda.data.load`.
+        data: a name or a folder, see `mmlda.data.load`; by default that of the run in `out`, else "digits".
+        n: train on a stratified sample of so many training images.
+        validation: hold out so many training images, stratified, to validate on; see `mmlda.fit`.
+        priors: class priors of the head: "uniform", the default, or "empirical" for the shares in the training set.
         head: "mmlda" or "softmax"; by default that of `start`, else "mmlda".
         recipe: a name in `RECIPES`; by default the paper's for the data and the head.
         start: a network to fine-tune instead of a new one.
-        steps: another number of steps, with the schedule in proportion.
-        seed: of the weights, the order of the data and the augmentation.
+        steps: another number of steps, with the schedule in proportion; more steps than those of the run in `out`
+            continue it, with the schedule as it is.
+        seed: of the weights, the order of the data and the augmentation; 0 by default.
         changes: fields of the recipe to replace.
         model: settings of the new network, see `mmlda.models.build`.
-        out: folder for checkpoints and the network; an existing run is resumed.
+        out: folder for checkpoints and the network; an existing run is resumed, with its own data, recipe and network
+            where these are not given.
         root: where the datasets are, see `mmlda.data.load`.
-        device, eager, deterministic, amp, tensorboard: see `Options`.
+        device: where to train, see `mmlda.fit`.
+        options: `keep_best`, `patience`, `validate_every`, `eager`, `deterministic`, `amp`, `tensorboard` and `show`,
+            see `mmlda.fit`.
 
     >>> run, test = train("digits", steps=40, model={"width": 8}, show=False)
     >>> run.step, test.accuracy > 0.2
@@ -65,25 +74,68 @@ def train(
     """
     if start is not None and model:
         raise invalid("model", "None where a network to start from is given", model)
-    head = _head(head, start)
-    chosen = choose_recipe(data, head, name=recipe, steps=steps, changes={"seed": seed, **(changes or {})})
-    train_set, test_set = load(data, root)
+    check_choice("priors", priors, (None, "uniform", "empirical"))  # type: ignore[arg-type]
+    before = _earlier(out)
+    if before and before["fine_tuned"] and start is None and not any(Path(out or "").glob("step-*.json")):
+        raise invalid("start", f"the network to fine-tune, as the run in {out} has no checkpoint yet", None)
+    asked: dict[str, Any] = {"data": data, "n": n, "validation": validation, "priors": priors}
+    source: dict[str, Any] = {key: before.get(key) if value is None else value for key, value in asked.items()}
+    source["data"] = name = str(source["data"] or "digits")
+    kept = {key: before.get(key) for key in ("keep_best", "patience", "validate_every")}
+    options |= {key: value for key, value in kept.items() if value is not None and not options.get(key)}
+    if before and recipe is None:
+        chosen = _continued(before["recipe"], steps, seed, changes or {}, out)
+    else:
+        head = _head(head, start)
+        chosen = choose_recipe(name, head, name=recipe, steps=steps, **{"seed": seed or 0, **(changes or {})})
+    train_set, test_set = load(name, root)
+    train_set = stratified(train_set, source["n"])
+    if source["validation"] is not None:
+        train_set, options["validation"] = holdout(train_set, source["validation"])
+    settings = dict(model or {})
+    if source["priors"] == "empirical":
+        settings["priors"] = train_set.priors.tolist()
     with _processes(device) as place:
-        net = start if start is not None else _build(head, str(data), train_set, model or {}, chosen.seed)
+        if start is not None:
+            net = start
+        elif before and head is None and not model and priors is None and before["model"] is not None:
+            net = build(before["model"], seed=chosen.seed)
+        else:
+            net = _build(_head(head, None), name, train_set, settings, chosen.seed)
         check_fits(net.to(place), train_set, spare=True)
-        options: dict[str, Any] = {"eager": eager, "deterministic": deterministic, "amp": amp}
-        run = fit(net, train_set, chosen, out=out, device=place, tensorboard=tensorboard, show=show, **options)
         first = not dist.is_initialized() or dist.get_rank() == 0
+        if out is not None and not before and first:
+            choices = {key: options.get(key) for key in kept}
+            write_json(Path(out) / "train.json", {**source, **choices, "fine_tuned": start is not None})
+        run = fit(net, train_set, chosen, out=out, device=place, **options)
         return run, accuracy(net, test_set, device=place) if first else None
 
 
+def _earlier(out: str | Path | None) -> dict[str, Any]:
+    """What the run in a folder was trained on and how; empty where there is none."""
+    if out is None or not (Path(out) / "run.json").is_file():
+        return {}
+    about, path = checkpoints.read_about(Path(out)), Path(out) / "train.json"
+    try:
+        source = dict(json.loads(path.read_text())) if path.is_file() else {"data": about["data"]["name"]}
+        recipe = Recipe.from_dict(about["recipe"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} or the run.json beside it is damaged ({error}); choose another folder") from None
+    return {"fine_tuned": False, **source, "recipe": recipe, "model": about.get("model")}
+
+
+def _continued(
+    recipe: Recipe, steps: int | None, seed: int | None, changes: dict[str, Any], out: str | Path | None
+) -> Recipe:
+    """The recipe of a run that is resumed, or continued to more steps."""
+    if steps is not None and steps < recipe.steps:
+        raise invalid("steps", f"at least {recipe.steps}, those of the run in {out}", steps)
+    given: dict[str, Any] = {"steps": steps, "seed": seed}
+    return dataclasses.replace(recipe, **{k: v for k, v in given.items() if v is not None}, **changes)
+
+
 def choose_recipe(
-    data: str | Path,
-    head: str,
-    *,
-    name: str | None = None,
-    steps: int | None = None,
-    changes: dict[str, Any] | None = None,
+    data: str | Path, head: str, *, name: str | None = None, steps: int | None = None, **changes: Any
 ) -> Recipe:
     """The recipe `name`, or the paper's for the data and the head, with other steps and fields where given.
 
@@ -91,11 +143,11 @@ def choose_recipe(
     (400, 600, 800)
     """
     if name is None:
-        known = data if f"{data}-sr" in RECIPES else "mnist"
+        known = data if f"{data}-sr" in RECIPES else "cifar10" if str(data).startswith("cifar") else "mnist"
         name = f"{known}-{'mmlda' if head == 'mmlda' else 'sr'}"
     check_choice("recipe", name, RECIPES)
     recipe = RECIPES[name] if steps is None else RECIPES[name].scaled(steps)
-    return dataclasses.replace(recipe, **(changes or {}))
+    return dataclasses.replace(recipe, **changes)
 
 
 def _head(head: str | None, start: nn.Module | None) -> str:

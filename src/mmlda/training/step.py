@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from mmlda._utils.checks import invalid
 from mmlda.attacks import ascend, frozen, input_gradient, keep_memory, kl_divergence, least_likely, score
@@ -28,7 +29,7 @@ from mmlda.data import ImageData, augment, draw_augmentation
 from mmlda.models import fast_convolutions
 from mmlda.training.recipes import Adversary, Recipe
 
-__all__ = ["Average", "Batches", "Step", "Tally", "craft_once", "make_optimizer", "make_step", "set_rate", "share"]
+__all__ = ["Average", "Batches", "Step", "Tally", "craft_once", "make_launch", "make_optimizer", "set_rate", "share"]
 
 WARMUP = 3  # real steps, run one by one before the capture, so that cuDNN and the compiler have settled
 
@@ -45,6 +46,8 @@ class Batches:
     """
 
     def __init__(self, data: ImageData, recipe: Recipe, device: torch.device):
+        if data.is_table and (recipe.pad or recipe.flip):
+            raise invalid("pad and flip", "0 and False for a table", (recipe.pad, recipe.flip))
         self.recipe, self.device = recipe, device
         self.images, self.labels = data.images.to(device), data.labels.to(device)
         self.adversarial: Tensor | None = None  # [N, C, H, W] float32, crafted once
@@ -80,7 +83,7 @@ class Batches:
         if self.recipe.pad or self.recipe.flip:
             x = augment(x, dy, dx, flip == 1 if self.recipe.flip else None, pad=self.recipe.pad)
         x = x.float() / 255 if x.dtype == torch.uint8 else x
-        return x.contiguous(memory_format=torch.channels_last)
+        return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
 
     def advance(self) -> None:
         self.place.add_(1)
@@ -164,35 +167,40 @@ class Objective(nn.Module):
         super().__init__()
         self.model, self.loss = model, recipe.loss
         adversary = recipe.adversary
-        self.beta = adversary.beta if adversary is not None else 0.0
-        self.pairing = adversary.pairing if adversary is not None else 0.0
-        self.smoothing = recipe.label_smoothing
+        self.beta, self.pairing = (adversary.beta, adversary.pairing) if adversary is not None else (0.0, 0.0)
+        self.distill = recipe.distill
         if self.loss != "ce" and not hasattr(model, "features"):
             raise invalid("loss", "'ce' for a model without features(x) and a head", self.loss)
 
-    def forward(self, x: Tensor, y: Tensor, x_adv: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(mean loss, number right) of the batch.
+    def forward(
+        self, x: Tensor, y: Tensor, x_adv: Tensor | None = None, taught: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(mean loss, number right) of the batch; `taught` are the teacher's probabilities [n, L].
 
         TRADES and logit pairing see clean and adversarial images side by side, in one batch.
         """
-        if self.loss == "ce":
-            logits = self.model(x if x_adv is None else torch.cat([x, x_adv])).float()
-            if x_adv is None:
-                loss = F.cross_entropy(logits, y, label_smoothing=self.smoothing)
-            elif self.pairing:
-                clean, logits = logits.chunk(2)
-                loss = F.cross_entropy(logits, y, label_smoothing=self.smoothing)
-                loss = loss + self.pairing * F.mse_loss(logits, clean)
-            else:
-                logits, moved = logits.chunk(2)
-                loss = F.cross_entropy(logits, y, label_smoothing=self.smoothing)
-                loss = loss + self.beta * F.kl_div(
-                    moved.log_softmax(1), logits.log_softmax(1), reduction="batchmean", log_target=True
-                )
+        model: Any = self.model
+        if self.loss != "ce":
+            z = model.features(x)
+            return model.head.loss(z, y, self.loss), _count_right(model.head(z), y)
+        labels = y
+        if taught is not None:
+            labels = self.distill * taught + (1 - self.distill) * F.one_hot(y, taught.shape[1])
+        if x_adv is None:
+            logits = model(x).float()
+            return F.cross_entropy(logits, labels), _count_right(logits, y)
+        clean, moved = model(torch.cat([x, x_adv])).float().chunk(2)
+        logits = moved if self.pairing else clean
+        loss = F.cross_entropy(logits, labels)
+        if self.pairing:
+            loss = loss + self.pairing * F.mse_loss(moved, clean)
         else:
-            z = self.model.features(x)  # type: ignore[operator]
-            loss, logits = self.model.head.loss(z, y, self.loss), self.model.head(z)  # type: ignore[union-attr,operator]
-        return loss, (logits.detach().argmax(1) == y).sum()
+            loss = loss + self.beta * kl_divergence(moved, clean).mean()
+        return loss, _count_right(logits, y)
+
+
+def _count_right(logits: Tensor, y: Tensor) -> Tensor:
+    return (logits.detach().argmax(1) == y).sum()
 
 
 def craft(model: nn.Module, x: Tensor, y: Tensor, eps: Tensor, start: Tensor, adversary: Adversary) -> Tensor:
@@ -222,8 +230,6 @@ def begin_attack(
     """Each image's perturbation [n], and where its attack starts."""
     low, high = adversary.range
     eps = low + (high - low) * uniform
-    if adversary.ramp:
-        eps = eps * ((draw + 1) / adversary.ramp).clamp(max=1.0)
     if not adversary.random_start:
         return eps, x
     return eps, random_start(x, eps, "linf", (0.0, 1.0), Noise(recipe.seed, rows), draw)  # type: ignore[arg-type]
@@ -246,24 +252,20 @@ def craft_once(model: nn.Module, batches: Batches) -> None:
     batches.adversarial = crafted
 
 
-def make_optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> torch.optim.Optimizer:
+def make_optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> Optimizer:
     """The recipe's optimizer, its rate a tensor on CUDA, so that a captured step follows it."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise ValueError(f"model must have a parameter to train, got {type(model).__name__} without any")
     rate = torch.tensor(recipe.lr, device=device) if device.type == "cuda" else recipe.lr
+    common: dict[str, Any] = {"lr": rate, "weight_decay": recipe.weight_decay, "fused": True}
     if recipe.optimizer == "sgd":
-        return torch.optim.SGD(
-            parameters, lr=rate, momentum=recipe.momentum, weight_decay=recipe.weight_decay, fused=True
-        )
+        return torch.optim.SGD(parameters, momentum=recipe.momentum, **common)
     kind = torch.optim.AdamW if recipe.decoupled else torch.optim.Adam
-    return kind(
-        parameters, lr=rate, betas=recipe.betas, weight_decay=recipe.weight_decay, fused=True,
-        capturable=device.type == "cuda",
-    )  # fmt: skip
+    return kind(parameters, betas=recipe.betas, capturable=device.type == "cuda", **common)
 
 
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+def set_rate(optimizer: Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(rate)
@@ -281,9 +283,10 @@ class Step:
         self,
         model: nn.Module,
         batches: Batches,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizer,
         tally: Tally,
         average: Average | None = None,
+        teacher: nn.Module | None = None,
         *,
         amp: bool = False,
     ):
@@ -297,7 +300,7 @@ class Step:
             least = f"enough for one image of a part of {batches.size // self.parts}"
             raise invalid("share", least, self.adversary.share)
         self.objective: Callable[..., tuple[Tensor, Tensor]] = Objective(model, self.recipe)
-        self.take, self.attacked = batches.take, model
+        self.take, self.attacked, self.teacher = batches.take, model, teacher
         if self.world > 1:
             devices = [batches.device.index] if batches.device.type == "cuda" else None
             self.objective = nn.parallel.DistributedDataParallel(self.objective, device_ids=devices)
@@ -308,14 +311,13 @@ class Step:
         self.objective = compile_quietly(self.objective, dynamic=False)
         self.take = compile_quietly(self.take, dynamic=False)
         self.attacked = compile_quietly(self.attacked, dynamic=False)
+        if self.teacher is not None:
+            self.teacher = compile_quietly(self.teacher, dynamic=False)
 
     def __call__(self) -> None:
-        losses, correct, images = [], [], 0
-        for part in range(self.recipe.accumulate):
-            loss, right, n = self._part(part)
-            losses.append(loss * n)
-            correct.append(right)
-            images += n
+        parts = [self._part(part) for part in range(self.recipe.accumulate)]
+        losses, correct, counts = zip(*parts)
+        images = sum(counts)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.average is not None:
@@ -324,15 +326,23 @@ class Step:
         self.batches.advance()
 
     def _part(self, part: int) -> tuple[Tensor, Tensor, int]:
-        """Forward and backward of one part of the batch: (mean loss, number right, images)."""
+        """Forward and backward of one part of the batch: (summed loss, number right, images)."""
         x, y, crafted, uniform, rows = self.take(self.rank + self.world * part, self.parts)
         inputs = self._attacked(x, y, crafted, uniform, rows)
+        taught = self._taught(x)
         held = self.world > 1 and part < self.recipe.accumulate - 1
         with self.objective.no_sync() if held else nullcontext():  # type: ignore[attr-defined]
             with self._mixed():
-                loss, right = self.objective(*inputs)
+                loss, right = self.objective(*inputs, taught=taught)
             (loss * (len(x) * self.world / self.batches.size)).backward()  # parts may differ by an image
-        return loss.detach(), right, len(x)
+        return loss.detach() * len(x), right, len(x)
+
+    def _taught(self, x: Tensor) -> Tensor | None:
+        """The teacher's probabilities for the clean images."""
+        if self.teacher is None:
+            return None
+        with torch.no_grad(), self._mixed():
+            return self.teacher(x).float().softmax(1)
 
     def _attacked(
         self, x: Tensor, y: Tensor, crafted: Tensor | None, uniform: Tensor, rows: Tensor
@@ -353,24 +363,13 @@ class Step:
         return torch.autocast(self.batches.device.type, torch.bfloat16) if self.amp else nullcontext()
 
 
-def make_step(
-    model: nn.Module,
-    batches: Batches,
-    optimizer: torch.optim.Optimizer,
-    tally: Tally,
-    average: Average | None = None,
-    *,
-    eager: bool = False,
-    deterministic: bool = False,
-    amp: bool = False,
-) -> Callable[[], None]:
+def make_launch(step: Step, *, eager: bool = False, deterministic: bool = False) -> Callable[[], None]:
     """A function that launches the next step: on CUDA captured and compiled, unless asked for eager steps."""
-    cuda = batches.device.type == "cuda"
+    cuda = step.batches.device.type == "cuda"
     if not cuda:
         keep_memory()
-    capture = cuda and not eager and share()[1] == 1
-    fast_convolutions(model, capture)
-    step = Step(model, batches, optimizer, tally, average, amp=amp)
+    capture = cuda and not eager and step.world == 1
+    fast_convolutions(step.attacked, capture)
     if capture and not deterministic:
         step.compile()
 

@@ -6,9 +6,9 @@ a rerun does only what is missing. A job says everything about itself, so where 
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import re
@@ -16,7 +16,7 @@ import statistics
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from torch import nn
 
 from mmlda import data as datasets
 from mmlda._utils.checks import check_count, invalid
+from mmlda._utils.device import device_of
 from mmlda._utils.files import write_json, write_whole
 from mmlda._utils.progress import progress
 from mmlda._utils.tensors import packed
@@ -37,7 +38,7 @@ from mmlda.models import build
 from mmlda.results import device_name, versions
 from mmlda.training.folder import Run, difference
 from mmlda.training.loop import Options, interruptible, training_steps
-from mmlda.training.recipes import Recipe, network
+from mmlda.training.recipes import Recipe, network_for
 
 __all__ = ["Job", "JobsFailed", "cross_validate", "fit_many", "sweep"]
 
@@ -47,6 +48,7 @@ def fit_many(
     data: Any,
     recipes: Recipe | Sequence[Recipe],
     *,
+    teacher: nn.Module | None = None,
     out: Sequence[str | Path | None] | None = None,
     device: torch.device | str | None = None,
     eager: bool = False,
@@ -58,7 +60,8 @@ def fit_many(
 
     A network of this size leaves most of a large GPU idle; several at once fill it. Data and recipe are one for
     all, or a list with one per network. On the CPU the networks take turns too, and each comes out as `fit` would
-    have made it. Where one fails (diverges, say) the others are trained to their end, and then its error is raised.
+    have made it. `teacher` serves those whose recipe distils. Where one fails (diverges, say) the others are trained
+    to their end, and then its error is raised. The other options are those of `fit`.
     """
     n = len(models)
     sets = [as_images(one) for one in data] if isinstance(data, list) else [as_images(data)] * n
@@ -67,30 +70,24 @@ def fit_many(
     for name, given in (("data", sets), ("recipes", values), ("out", outs)):
         if len(given) != n:
             raise ValueError(f"{name} must have one entry per model, {n}, got {len(given)}")
-    settings = Options(device=device, eager=eager, deterministic=deterministic, amp=amp)
-    if not n:
-        return []
-    cuda = torch.device(device).type == "cuda" if device is not None else next(models[0].parameters()).is_cuda
-    if cuda:  # the same images serve all: one copy on the device
-        where = torch.device(device) if device is not None else next(models[0].parameters()).device
-        copies = {id(s): s.to(where) for s in sets}
-        sets = [copies[id(s)] for s in sets]
-    runs = [Run(m, r, o) for m, r, o in zip(models, values, outs)]
-    failures = _together(runs, sets, settings, cuda=cuda, show=show)
-    for error in failures.values():
+    runs = [Run(m, r, o, teacher=teacher if r.distill else None) for m, r, o in zip(models, values, outs)]
+    options = Options(device=device, eager=eager, deterministic=deterministic, amp=amp)
+    for error in _together(runs, sets, options, show=show).values():
         raise error
     return runs
 
 
-def _together(
-    runs: list[Run], sets: list[ImageData], options: Options, *, cuda: bool, show: bool
-) -> dict[int, Exception]:
+def _together(runs: list[Run], sets: list[ImageData], options: Options, *, show: bool) -> dict[int, Exception]:
     """Train in turn, one step each. One that fails leaves the others at work: what went wrong, by number.
 
     Ctrl-C stops each after its step, saved as `fit` would; a second one stops at once.
     """
     failures: dict[int, Exception] = {}
-    interrupted = None
+    if not runs:
+        return failures
+    device = device_of(runs[0].model, options.device)
+    cuda, interrupted = device.type == "cuda", None
+    copies = {id(s): s.to(device) for s in sets}  # the same images serve all networks
     with (
         interruptible() as stopped,
         torch.random.fork_rng(devices=[torch.cuda.current_device()] if cuda else []),
@@ -105,8 +102,10 @@ def _together(
             torch.manual_seed(run.recipe.seed)
             generators.append(torch.get_rng_state())
         streams = [torch.cuda.Stream() if cuda else None for _ in runs]
-        loops = (training_steps(run, s, options, report=tell, stopped=stopped) for run, s in zip(runs, sets))
-        turns = dict(enumerate(loops))
+        turns = {
+            n: training_steps(run, copies[id(s)], options, report=tell, stopped=stopped)
+            for n, (run, s) in enumerate(zip(runs, sets))
+        }
         if cuda:
             torch.cuda.synchronize()  # what the streams read has arrived
         while turns:
@@ -115,18 +114,17 @@ def _together(
                     if not cuda:
                         torch.set_rng_state(generators[n])
                     try:
-                        if next(steps, None) is None:
-                            del turns[n]
+                        if next(steps, None) is not None:
+                            continue
                     except KeyboardInterrupt as error:
                         if not error.args:  # not the loop's own words: the second Ctrl-C
                             raise
                         interrupted = error
-                        del turns[n]
                     except Exception as error:
                         failures[n] = error
-                        del turns[n]
-                    if not cuda:
+                    finally:
                         generators[n] = torch.get_rng_state()
+                    del turns[n]
         if cuda:
             torch.cuda.synchronize()
     if interrupted is not None:
@@ -144,7 +142,7 @@ class Job:
         recipe: how to train.
         data: a name or folder for `mmlda.data.load`, or a training set, of which `part` says what to measure on.
         part: which part of it: None for train and test as they are, ("fold", k, of, seed) for cross-validation on
-            the training set, ("holdout", n, seed), or ("biased", (alpha, ...), seed) for both sets.
+            the training set, or ("biased", (alpha, ...), seed) for both sets.
         root: where the data lies, on the machine the job runs on.
     """
 
@@ -160,8 +158,8 @@ class Job:
         if not re.fullmatch(r"[\w.=+-]+", self.name):
             raise invalid("name", "letters, digits and . _ = + - only, as it names files", self.name)
         if not isinstance(self.data, str) and (self.part is None or self.part[0] == "biased"):
-            raise invalid("part", "a fold or a holdout where data is a training set without a test set", self.part)
-        kinds = {"fold": 4, "holdout": 3, "biased": 3}
+            raise invalid("part", "a fold where data is a training set without a test set", self.part)
+        kinds = {"fold": 4, "biased": 3}
         if self.part is not None and kinds.get(self.part[0]) != len(self.part):
             raise invalid("part", f"None or one of {kinds}, with that many entries", self.part)
 
@@ -172,10 +170,9 @@ class Job:
             return train, test
         kind, *values = self.part
         if kind == "fold":
-            return datasets.folds(train, values[1], values[2])[values[0]]
-        if kind == "holdout":
-            return datasets.holdout(train, values[0], values[1])
-        return datasets.biased(train, values[0], values[1]), datasets.biased(test, values[0], values[1])
+            k, of, seed = values
+            return datasets.folds(train, of, seed)[k]
+        return datasets.biased(train, *values), datasets.biased(test, *values)
 
 
 def _tuples(value: Any) -> Any:
@@ -190,11 +187,10 @@ def _loaded(data: str, root: str | None) -> tuple[ImageData, ImageData]:
 
 
 def run_jobs(jobs: Sequence[Job], *, device: str = "cpu", folder: Path | None = None) -> list[dict[str, Any]]:
-    """Do some jobs at the same time; their records, each with its network as base64 safetensors, so that it travels.
+    """Do some jobs at the same time; their records, each with its `network` in the safetensors format.
 
     The record of a job that failed has its name and the `error`.
     """
-    cuda = torch.device(device).type == "cuda"
     loaded: dict[Any, tuple[ImageData, ImageData]] = {}
     runs: dict[int, Run] = {}
     failures: dict[int, Exception] = {}
@@ -207,9 +203,8 @@ def run_jobs(jobs: Sequence[Job], *, device: str = "cpu", folder: Path | None = 
         except Exception as error:
             failures[n] = error
     sets = {n: loaded[jobs[n].data, jobs[n].part, jobs[n].root] for n in runs}
-    copies = {id(train): train.to(device) for train, _ in sets.values()}
-    trains = [copies[id(train)] for train, _ in sets.values()]
-    stopped = _together(list(runs.values()), trains, Options(device=device), cuda=cuda, show=False)
+    trains = [train for train, _ in sets.values()]
+    stopped = _together(list(runs.values()), trains, Options(device=device), show=False)
     failures |= {list(runs)[turn]: error for turn, error in stopped.items()}
     records = []
     for n, job in enumerate(jobs):
@@ -236,7 +231,7 @@ def _record(job: Job, run: Run, train: ImageData, test: ImageData, device: str) 
         "per_class": [value if math.isfinite(value) else None for value in result.per_class],
         "seconds": run.seconds,
         "versions": {**versions(), "device": device_name(device)},
-        "network": base64.b64encode(packed(run.model.state_dict())).decode(),
+        "network": packed(run.model.state_dict()),
     }
 
 
@@ -260,12 +255,8 @@ def _finished(job: Job, folder: Path) -> dict[str, Any] | None:
     except ValueError as error:
         warnings.warn(f"result refused: {path}: {error}; doing the job again", stacklevel=2)
         return None
-    for key, value in _about(job).items():
-        if key == "recipe" and isinstance(record.get(key), dict):  # fields added since have their defaults
-            record[key] = json.loads(json.dumps(dataclasses.asdict(Recipe.from_dict(record[key]))))
-        if record.get(key) != value:
-            what = difference(key, record.get(key), value)
-            raise ValueError(f"{path} is the result of another job: {what}; choose another folder or name")
+    if (what := difference(record, _about(job))) is not None:
+        raise ValueError(f"{path} is the result of another job: {what}; choose another folder or name")
     return record if path.with_suffix(".safetensors").is_file() else None
 
 
@@ -274,7 +265,7 @@ def _keep(record: dict[str, Any], folder: Path) -> dict[str, Any]:
     record = dict(record)
     network = record.pop("network", None)
     if network is not None:
-        write_whole(folder / f"{record['name']}.safetensors", base64.b64decode(network))
+        write_whole(folder / f"{record['name']}.safetensors", network)
     write_json(folder / f"{record['name']}.json", record)
     return record
 
@@ -329,8 +320,10 @@ def sweep(
             records[record["name"]] = _keep(record, folder)
             report(len(records), accuracy=record["accuracy"])
     if failed:
-        raise JobsFailed(f"{len(failed)} of {len(jobs)} jobs failed; the results of the others are in {folder}. "
-                           + "; ".join(failed))  # fmt: skip
+        names = "; ".join(failed)
+        raise JobsFailed(
+            f"{len(failed)} of {len(jobs)} jobs failed; the results of the others are in {folder}. {names}"
+        )
     return [records[job.name] for job in jobs]
 
 
@@ -357,31 +350,22 @@ def _on_ray(jobs: list[Job], device: str, address: str) -> Iterable[dict[str, An
         if not ray.is_initialized():
             ray.init(address=None if address == "local" else address, log_to_driver=False, include_dashboard=False)
             stack.callback(ray.shutdown)
-        work: Callable[..., Any] = (
-            ray.remote(run_jobs).options(num_cpus=1, num_gpus=1 if device == "cuda" else 0, max_retries=3).remote
-        )
-        waiting = [work([job], device=device) for job in jobs]
+        work: Any = ray.remote(run_jobs).options(num_cpus=1, num_gpus=int(device == "cuda"), max_retries=3)
+        waiting = [work.remote([job], device=device) for job in jobs]
         while waiting:
             (ready,), waiting = ray.wait(waiting, num_returns=1)
             yield from ray.get(ready)
 
 
 def fold_jobs(
-    data: str | ImageData,
-    recipe: Recipe,
-    C: Sequence[float],
-    folds: int,
-    *,
-    model: dict[str, Any],
-    root: str | None = None,
+    data: str | ImageData, recipe: Recipe, C: Sequence[float], folds: int, *, model: dict[str, Any], root: str | None
 ) -> list[Job]:
     """The jobs of a cross-validation of C: all folds of the first value, then of the next."""
-    return [
-        Job(name=f"C={c!r}-fold={k}", model={**model, "head": "mmlda", "C": c}, recipe=recipe, data=data,
-            part=("fold", k, folds, recipe.seed), root=root)
-        for c in map(float, C)
-        for k in range(folds)
-    ]  # fmt: skip
+    jobs = []
+    for c, k in itertools.product(map(float, C), range(folds)):
+        settings, part = {**model, "head": "mmlda", "C": c}, ("fold", k, folds, recipe.seed)
+        jobs.append(Job(name=f"C={c!r}-fold={k}", model=settings, recipe=recipe, data=data, part=part, root=root))
+    return jobs
 
 
 def cross_validate(
@@ -393,10 +377,7 @@ def cross_validate(
     model: dict[str, Any] | None = None,
     out: str | Path | None = None,
     root: str | None = None,
-    device: str = "cpu",
-    at_once: int = 1,
-    ray: str | None = None,
-    show: bool = True,
+    **how: Any,
 ) -> list[dict[str, Any]]:
     """Error against C on held-out folds of the training set (Fig. 5): one entry for each C, with its folds.
 
@@ -406,22 +387,22 @@ def cross_validate(
         data: a name or folder for `mmlda.data.load`, or a training set: an `ImageData`, a pair (x, y), a `Dataset`.
         model: a config for `mmlda.models.build`; by default the paper's network for images of this size.
         out: folder of the sweep, which makes it resumable; without it everything is done in one go.
-        device, at_once, ray, show: see `sweep`.
+        how: `device`, `at_once`, `ray` and `show`, see `sweep`.
     """
     check_count("folds", folds, 2)
-    data = data if isinstance(data, str) else as_images(data)
+    data = str(data) if isinstance(data, str | Path) else as_images(data)
     if model is None:
         train = datasets.load(data, root)[0] if isinstance(data, str) else data
-        size = {"channels": train.shape[0], "num_classes": train.num_classes}
-        model = {**network("mmlda", "digits" if min(train.shape[1:]) < 16 else "mnist"), **size}
+        model = network_for("mmlda", train)
     C = [float(c) for c in C]
     jobs = fold_jobs(data, recipe, C, folds, model=model, root=root)
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory()) if out is None else out
-        records = iter(sweep(jobs, folder, device=device, at_once=at_once, ray=ray, show=show))
+        records = iter(sweep(jobs, folder, **how))
     table = []
     for c in C:
         errors = [1 - next(records)["accuracy"] for _ in range(folds)]
-        table.append({"C": c, "log10_C": math.log10(c), "errors": errors, "mean": statistics.mean(errors),
-                      "std": statistics.stdev(errors), "folds": folds, "steps": recipe.steps})  # fmt: skip
+        mean, std = statistics.mean(errors), statistics.stdev(errors)
+        row = {"C": c, "log10_C": math.log10(c), "errors": errors, "mean": mean, "std": std}
+        table.append(row | {"folds": folds, "steps": recipe.steps})
     return table

@@ -1,0 +1,173 @@
+"""Validation along the way: recorded, the best network kept, early stopping, all of it resumable."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+import mmlda
+from mmlda.data import holdout, long_tailed
+from mmlda.training import Recipe
+from mmlda.training.run import train
+
+RECIPE = Recipe(steps=40, optimizer="adam", lr=1e-3, batch_size=32)
+NOISY = dataclasses.replace(RECIPE, lr=1.0)  # so that the best is not the last
+
+
+def net(**settings):
+    return mmlda.models.build({"backbone": "conv_net", "head": "softmax", "width": 4, **settings}, seed=0)
+
+
+@pytest.fixture(scope="module")
+def parts():
+    return holdout(mmlda.data.load("digits")[0], 300)
+
+
+def same(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values()))
+
+
+def test_accuracy_is_recorded_and_changes_nothing(parts, tmp_path):
+    rest, held = parts
+    plain, watched = net(), net()
+    mmlda.fit(plain, rest, RECIPE, show=False)
+    run = mmlda.fit(watched, rest, RECIPE, validation=held, validate_every=15, out=tmp_path, show=False)
+    assert same(plain, watched)
+    measured = {entry["step"]: entry["validation"] for entry in run.history if "validation" in entry}
+    assert list(measured) == [15, 30, 40]
+    assert measured[40] == mmlda.accuracy(watched, held).accuracy
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert {line["step"]: line["validation"] for line in lines if "validation" in line} == measured
+
+
+@pytest.mark.parametrize("average", [0.0, 0.9])
+def test_the_best_network_is_kept_on_request(parts, average):
+    rest, held = parts
+    recipe = dataclasses.replace(NOISY, average=average)
+    model = net()
+    run = mmlda.fit(model, rest, recipe, validation=held, validate_every=4, keep_best=True, show=False)
+    measured = {entry["step"]: entry["validation"] for entry in run.history if "validation" in entry}
+    assert mmlda.accuracy(model, held).accuracy == max(measured.values()) == run.validation.best
+    assert measured[run.validation.best_step] == run.validation.best
+    if not average:
+        assert run.validation.best > measured[40]  # otherwise this test shows nothing
+
+
+def test_early_stopping(parts, tmp_path):
+    rest, held = parts
+    still = dataclasses.replace(RECIPE, lr=0.0, weight_decay=0.0)
+    model = net(batch_norm=False)
+    run = mmlda.fit(model, rest, still, validation=held, validate_every=5, patience=2, out=tmp_path, show=False)
+    assert run.step == 15 and run.history[-1]["step"] == 15  # the first is the best, then two without improvement
+    again = mmlda.fit(net(batch_norm=False), rest, still, validation=held, validate_every=5, patience=2, out=tmp_path,
+                      show=False)  # fmt: skip
+    assert again.step == 15 and len(again.history) == len(run.history)
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("kill", [7, 18, 33])
+def test_a_killed_run_resumes_to_the_same_best_network(parts, tmp_path, kill, monkeypatch):
+    rest, held = parts
+    given = {"validation": held, "validate_every": 4, "keep_best": True, "checkpoint_every": 6, "show": False}
+    expected = net()
+    run = mmlda.fit(expected, rest, NOISY, **given)
+    count, rate = [0], Recipe.rate
+
+    def dies(self, step):
+        count[0] += step == kill
+        if step == kill:
+            raise Killed
+        return rate(self, step)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Recipe, "rate", dies)
+        mmlda.fit(net(), rest, NOISY, out=tmp_path, **given)
+    resumed = net()
+    again = mmlda.fit(resumed, rest, NOISY, out=tmp_path, **given)
+    assert same(resumed, expected) and again.validation.best_step == run.validation.best_step
+    assert [entry.get("validation") for entry in again.history if "validation" in entry] == [
+        entry["validation"] for entry in run.history if "validation" in entry
+    ]
+    assert same(mmlda.load(str(tmp_path)), expected)
+
+
+def test_arguments_without_a_validation_set_are_refused(parts):
+    for given in ({"keep_best": True}, {"patience": 2}, {"validate_every": 5}):
+        with pytest.raises(ValueError, match="validation must be given with keep_best, patience and validate_every"):
+            mmlda.fit(net(), parts[0], RECIPE, show=False, **given)
+    for given in ({"patience": 0}, {"validate_every": 0}):
+        with pytest.raises(ValueError, match="must be an integer >= 1, got 0"):
+            mmlda.fit(net(), parts[0], RECIPE, validation=parts[1], show=False, **given)
+
+
+# ------------------------------------------------------------------------------------------- continuing a run
+
+
+def test_more_steps_lengthen_a_run(parts, tmp_path):
+    straight = net()
+    mmlda.fit(straight, parts[0], dataclasses.replace(RECIPE, steps=60), show=False)
+    mmlda.fit(net(), parts[0], RECIPE, out=tmp_path, show=False)
+    longer = net()
+    run = mmlda.fit(longer, parts[0], dataclasses.replace(RECIPE, steps=60), out=tmp_path, show=False)
+    assert run.step == 60 and same(longer, straight)
+    assert json.loads((tmp_path / "run.json").read_text())["recipe"]["steps"] == 60
+    with pytest.raises(ValueError, match=r"recipe\.steps is 60 there, and 40 was asked for"):
+        mmlda.fit(net(), parts[0], RECIPE, out=tmp_path, show=False)
+
+
+def test_the_folder_alone_resumes_a_run(tmp_path):
+    given = {"n": 200, "validation": 50, "priors": "empirical", "steps": 20, "head": "softmax", "model": {"width": 4}}
+    run, _ = train("digits", out=tmp_path, show=False, keep_best=True, seed=3, **given)
+    again, test = train(out=tmp_path, show=False)
+    assert again.step == 20 and same(run.model, again.model) and test.n == 360
+    assert again.validation.best == run.validation.best and again.validation.best_step == run.validation.best_step
+    longer, _ = train(out=tmp_path, steps=30, show=False)
+    straight, _ = train("digits", show=False, keep_best=True, seed=3, **{**given, "steps": 20})
+    assert longer.step == 30 and longer.recipe.seed == 3 and len(longer.validation.data) == 50
+    assert longer.validation.every == run.validation.every == straight.validation.every
+    with pytest.raises(ValueError, match=r"steps must be at least 30, those of the run in .*, got 10"):
+        train(out=tmp_path, steps=10, show=False)
+
+
+def test_a_fine_tuned_run_without_a_checkpoint_needs_its_start(tmp_path):
+    train("digits", out=tmp_path, start=net(), steps=5, show=False)
+    for path in (*tmp_path.glob("step-*"), tmp_path / "model.safetensors"):
+        path.unlink()
+    with pytest.raises(ValueError, match="start must be the network to fine-tune"):
+        train(out=tmp_path, show=False)
+
+
+# ---------------------------------------------------------------------------------- long tails and many classes
+
+
+@pytest.mark.parametrize("head", ["mmlda", "softmax"])
+def test_long_tailed_training_with_its_priors_and_prediction_with_uniform_ones(head):
+    data, test = mmlda.data.load("digits")
+    tail = long_tailed(data, imbalance=50)
+    config = {"backbone": "conv_net", "head": head, "width": 8, "priors": tail.priors.tolist()}
+    model = mmlda.models.build(config, seed=0)
+    mmlda.fit(model, tail, dataclasses.replace(RECIPE, steps=300, lr=3e-3), show=False)
+    before, after = (mmlda.accuracy(one, test) for one in (model, model.with_priors(None)))
+    assert after.balanced > before.balanced + 0.02 and after.per_class[9] > before.per_class[9]
+    assert model.with_priors(None).backbone is model.backbone and model.head.priors[0] > model.head.priors[9]
+    rebuilt = mmlda.models.build(model.config)
+    rebuilt.load_state_dict(model.state_dict())
+    assert torch.allclose(rebuilt.head.priors, model.head.priors)
+
+
+def test_100_classes_in_64_dimensions_learn():
+    config = {"backbone": "resnet", "depth": 8, "channels": 1, "num_classes": 100, "head": "mmlda"}
+    full = mmlda.models.build({"depth": 32, "num_classes": 100, "head": "mmlda"}, seed=0)
+    assert full.head.means.shape == (100, 64) and full(torch.rand(2, 3, 32, 32)).shape == (2, 100)
+    assert mmlda.max_cosine(full.head.means.double()) < 1e-6  # more than Algorithm 1 allows: pairs of opposite means
+    generator = torch.Generator().manual_seed(0)
+    prototypes = torch.rand(100, 1, 8, 8, generator=generator)
+    y = torch.arange(100).repeat(10)
+    x = (prototypes[y] + 0.05 * torch.randn(1000, 1, 8, 8, generator=generator)).clamp(0, 1)
+    model = mmlda.models.build(config, seed=0)
+    mmlda.fit(model, (x, y), dataclasses.replace(RECIPE, steps=150, batch_size=100, lr=5e-3), show=False)
+    assert mmlda.accuracy(model, (x, y)).accuracy > 0.3  # chance is 0.01
