@@ -3,8 +3,8 @@
 import torch
 
 from mmlda.audit.checks import Evidence
-from mmlda.audit.profile import Gaps, Gradients, Profile
-from mmlda.audit.trials import BOTH, CE, MARGIN, Plan, Settings, tried
+from mmlda.audit.profile import Profile
+from mmlda.audit.trials import BOTH, CE, MARGIN, Settings, Trial
 
 
 def first(count, n=100):
@@ -12,16 +12,16 @@ def first(count, n=100):
     return torch.arange(n) < count
 
 
-def profile(n=100, **changes):
+def profile(n=100, numbers=None, **changes):
     values = {
-        "chance": 0.1,
+        "right": n,
         "constant": False,
         "random": False,
         "output": "logits",
         "steps": (),
         "no_float64": "",
-        "gradients": Gradients(of=n, zero_float64=0, wrong_sign=0.0),
-        "gaps": Gaps(median=5.0, above=0, edges=(0.0, 10.0), counts=(n,)),
+        "gaps": {"edges": [0.0, 10.0], "counts": [n]},
+        "numbers": {"chance": 0.1, "median_gap": 5.0, "zero_gradient_float64": 0.0, **(numbers or {})},
     }
     return Profile(n=n, **(values | changes))
 
@@ -30,8 +30,8 @@ def made_up(standard, left, proven, *, n=100, more_steps=0, square=None, trials=
     """Evidence where so many of n images are standard, left and proven, and more steps raise the accuracy."""
 
     def trial(attack, loss, count, kind, surface="logits", eps=0.1, steps=10, view="own"):
-        plan = Plan(attack=attack, loss=loss, surface=surface, eps=eps, kind=kind, steps=steps, view=view)
-        return tried(plan, first(count, n))
+        about = {"attack": attack, "loss": loss, "surface": surface, "eps": eps, "kind": kind}
+        return Trial(**about, steps=steps, view=view, held=first(count, n))
 
     rows = [
         trial("none", "", n, "clean", eps=0.0),

@@ -4,7 +4,6 @@ import pytest
 from audit_evidence import first, made_up
 
 from mmlda.audit.checks import Check, above, all_checks, first_above, recognised
-from mmlda.audit.profile import Gaps, Gradients
 from mmlda.audit.trials import CE, MARGIN
 from mmlda.results import wilson
 
@@ -68,8 +67,8 @@ def test_limits_are_passed_at_the_first_count_above():
     assert checks(60, 60, 60, more_steps=9)["more steps"].passed is True
     assert checks(60, 60, 60, more_steps=10)["more steps"].passed is False
     for count, passed in ((9, True), (10, False)):
-        assert checks(0, 0, 0, gradients=Gradients(of=100, zero=count))["zero gradients"].passed is passed
-    assert checks(0, 0, 0, gradients=Gradients(of=0))["zero gradients"].passed is True  # no image is right
+        assert checks(0, 0, 0, numbers={"zero_gradient": count / 100})["zero gradients"].passed is passed
+    assert checks(0, 0, 0, right=0)["zero gradients"].passed is True  # no image is right
 
 
 def test_attacks_of_more_steps_are_compared_whatever_their_order():
@@ -84,7 +83,7 @@ def test_kinds_that_are_recognised_do_not_pass():
         ({"output": "probabilities"}, (), "output"),
         ({"output": "sigmoids"}, (), "output"),
         ({"steps": ("round",)}, straight, "rounding"),
-        ({"gradients": Gradients(of=100, cut=50)}, (), "rounding"),
+        ({"numbers": {"no_gradient": 0.5}}, (), "rounding"),
     ):
         surface = "probabilities" if changes.get("output") == "probabilities" else "logits"
         more = [("APGD", CE, 60, "standard", {"surface": surface, "view": "float64"}), *trials]
@@ -96,8 +95,7 @@ def test_kinds_that_are_recognised_do_not_pass():
 def test_random_networks_have_no_limit_on_float64_and_one_on_averaging():
     averaged = [("BIM", loss, 40, "white", {"view": "averaged"}) for loss in (CE, MARGIN)]
     for cosine, passed in ((0.5, True), (0.49, False)):
-        g = Gradients(of=100, agreement=cosine)
-        found = checks(60, 40, 40, random=True, gradients=g, trials=averaged)
+        found = checks(60, 40, 40, random=True, numbers={"agreement": cosine}, trials=averaged)
         assert found["averaging"].passed is passed and found["averaging"].measured == cosine
         assert found["float64"].limit is None and found["float64"].measured == 0.2
         assert found["randomness"].count == 20
@@ -109,13 +107,12 @@ def test_masks_are_recognised():
         return recognised(made_up(60, 50, 50, **changes))
 
     assert kinds() == ()
-    assert kinds(output="percent", random=True) == ("probabilities", "random")
-    assert kinds(gradients=Gradients(of=100, zero=100)) == ("saturated",)
-    everywhere = Gradients(of=100, zero=100, zero_margin=100, cut=100)
-    assert kinds(gradients=everywhere) == ("no gradient",) and kinds(gradients=everywhere, constant=True) == ()
-    wide = Gaps(median=200.0, above=90, edges=(0.0, 300.0), counts=(100,))
-    assert kinds(gradients=everywhere, gaps=wide) == ("saturated", "no gradient")
-    assert kinds(gradients=Gradients(of=100, zero=9), gaps=wide) == ()
+    assert kinds(output="probabilities", random=True) == ("probabilities", "random")
+    assert kinds(numbers={"zero_gradient": 1.0}) == ("saturated",)
+    everywhere = dict.fromkeys(("zero_gradient", "zero_gradient_margin", "no_gradient"), 1.0)
+    assert kinds(numbers=everywhere) == ("no gradient",) and kinds(numbers=everywhere, constant=True) == ()
+    assert kinds(numbers={**everywhere, "gaps_above_104": 0.9}) == ("saturated", "no gradient")
+    assert kinds(numbers={"zero_gradient": 0.09, "gaps_above_104": 0.9}) == ()
 
 
 def test_images_are_held_by_kind_within_eps():

@@ -73,9 +73,9 @@ DIVISIONS = {
 def test_floor_division_is_rounding(test, linear, step):
     """`x // c` has no derivative: torch refuses to differentiate it, and the audit takes the gradient for 0."""
     result = audit(Behind(linear, before=DIVISIONS[step]), test, **SMALL)
-    assert result.verdict == "masked" and result.evidence.profile.gradients.zero == result.accuracies[0].right
+    assert result.verdict == "masked" and result.profile.number("zero_gradient") == 1
     assert result.masks == ("rounding",) and result.check("rounding").passed is False
-    assert result.evidence.profile.steps == (step,)
+    assert result.profile.steps == (step,)
     straight = [t.share for t in result.accuracies if t.view == "straight-through" and t.loss == "margin"]
     assert straight[0] < 0.1 and result.standard_accuracy > 0.9
 
@@ -120,9 +120,9 @@ def test_steps_that_do_not_lead_to_the_output_are_not_counted(test, linear):
     assert result.masks == () and result.verdict == "none", result
     assert result.check("rounding").passed is True and "steps without a gradient" not in result.summary
     rounded = audit(Checked(linear, lambda x: (x * 16).round() / 16), test, **SMALL)
-    assert rounded.masks == ("rounding",) and rounded.evidence.profile.steps == ("round",)
+    assert rounded.masks == ("rounding",) and rounded.profile.steps == ("round",)
     both = audit(Checked(linear, lambda x: (x * 16).detach().round() / 16), test, **SMALL)  # neither is enough alone
-    assert both.masks == ("rounding",) and both.evidence.profile.steps == ("detach", "round")
+    assert both.masks == ("rounding",) and both.profile.steps == ("detach", "round")
     noisy = audit(Checked(linear, lambda x: x + 0.1 * torch.randn_like(x)), test, **SMALL)
     assert noisy.masks == ("random",)
     # all logits alike: no margin moves
@@ -158,27 +158,18 @@ def test_functions_are_examined_too(test, linear):
     ):
         result = audit(lambda x, before=before: linear(before(x)), test, **SMALL)
         assert result.masks == (mask,), result
-        assert result.evidence.profile.no_float64 == "not a module"
+        assert result.profile.no_float64 == "not a module"
         assert ("in float32, and there is no float64 copy to ask" in str(result)) == (mask == "no gradient")
 
 
 def test_sigmoids_are_recognised_and_do_not_pass_as_logits(test, linear, recwarn):
     result = audit(Behind(linear, after=lambda z: (2 * z).sigmoid()), test, **SMALL)
     assert profile.ENDS == surface._END  # what the attacks would warn of
-    assert result.check("output").passed is None and result.evidence.profile.output == "sigmoids"
+    assert result.check("output").passed is None and result.profile.output == "sigmoids"
     assert result.masks == ("sigmoids",) and "sigmoids" in result.summary
     assert not [str(w.message) for w in recwarn if "look like" in str(w.message)]
     small = audit(Behind(linear, after=lambda z: 0.3 + 0.4 * z.sigmoid()), test, **SMALL)
     assert small.check("output").passed is True and small.masks == ()
-
-
-def test_probabilities_in_percent_are_probabilities(test, linear):
-    result = audit(Behind(linear, after=lambda z: 100 * z.softmax(1)), test, **SMALL)
-    assert "probabilities" in result.masks and "returns probabilities in percent, not logits." in str(result)
-    one = audit(Behind(linear, after=lambda z: z.softmax(1)), test, **SMALL)
-    gaps = [each.evidence.profile.gaps.median for each in (result, one)]
-    assert gaps[0] == pytest.approx(gaps[1], rel=1e-6)
-    assert result.worst_accuracy <= 0.1
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -187,7 +178,7 @@ def test_randomness_that_fires_rarely_is_seen(test, linear, seed):
         return z + torch.randn_like(z) if torch.rand(()) < 0.05 else z
 
     x, y = test.pixels(slice(60)), test.labels[:60]
-    with views.undisturbed(torch.device("cpu"), seed):
+    with views.seeded(torch.device("cpu"), seed):
         assert profile.examine(Behind(linear, after=sometimes).eval(), x, y, passes=4, batch_size=128)[1].random
         state, other = torch.get_rng_state(), random.getstate()
         assert not profile.examine(linear, x, y, passes=4, batch_size=128)[1].random
@@ -210,6 +201,6 @@ def test_networks_without_a_float64_copy(test, linear):
     for model in (lambda x: linear(x), Narrow()):
         result = audit(model, test, **SMALL)
         assert "No float64 copy" in " ".join(result.notes) and result.verdict == "none"
-        assert result.evidence.profile.gradients.zero_float64 is None
+        assert "zero_gradient_float64" not in result.profile.numbers
         assert "float64" not in {check.name for check in result.checks}
     assert "float64" not in " ".join(audit(linear, test, **SMALL).notes)

@@ -9,6 +9,7 @@ from attack_models import Behind
 from mmlda import report
 from mmlda.audit import audit, replay
 from mmlda.audit.text import attack_name
+from mmlda.data import stratified
 from mmlda.results import Result, load_all
 
 SMALL = {"eps": 0.2, "n": 40, "steps": 6, "queries": 30, "passes": 3, "show": False}
@@ -65,9 +66,9 @@ def test_the_result_is_whole(digits, linear, tmp_path):
     result = made.to_result()
     assert (result.kind, result.dataset, result.network, result.eps) == ("audit", "digits", "linear", 0.2)
     assert result.n == 40 and result.seed == 0 and result.attack_steps == 6 and result.value == made.verdict
-    assert result.data["sha256"] == digits[1].digest() and result.attack_settings["surrogate"] is True
+    assert result.data["sha256"] == stratified(digits[1], 40).digest() and result.attack_settings["surrogate"] is True
     assert len(result.network_sha256) == 64 and result.versions and result.seconds > 0
-    assert result.note == "The first 40 of 360 images of digits. Only 40 images." and result.what == made.summary
+    assert result.note == "40 of 360 images of digits, of 10 classes. Only 40 images." and result.what == made.summary
     for row, trial in zip(result.series["accuracies"], made.accuracies, strict=True):
         assert row["name"] == attack_name(trial) and row["accuracy"] == trial.share
         assert row["held"] == "".join("1" if held else "0" for held in trial.held)

@@ -1,11 +1,10 @@
 """The sentences of an audit claim no more than is known."""
 
-from audit_evidence import made_up
+from audit_evidence import made_up, profile
 
 from mmlda.audit.checks import Check, all_checks, recognised
-from mmlda.audit.profile import Gradients
 from mmlda.audit.text import attack_name, close_call, describe, notes, summary
-from mmlda.audit.trials import CE, MARGIN, Plan, Settings, plans
+from mmlda.audit.trials import CE, MARGIN, Settings, Trial, plans
 from mmlda.audit.verdict import decide
 
 
@@ -50,8 +49,7 @@ def test_masks_end_the_sentence():
     assert said(3, 0, 0, output="sigmoids").endswith(
         "It returns what looks like sigmoids, which hides next to nothing here."
     )
-    saturated = Gradients(of=100, zero=100)
-    assert said(90, 0, 0, gradients=saturated).endswith("Its softmax is saturated.")
+    assert said(90, 0, 0, numbers={"zero_gradient": 1.0}).endswith("Its softmax is saturated.")
 
 
 def test_a_close_call_names_the_distance_to_the_limit():
@@ -70,10 +68,10 @@ def test_every_check_is_a_sentence():
 
 
 def test_notes_say_which_images_were_attacked():
-    assert notes(made_up(0, 0, 0, n=60), "digits", 360) == ["The first 60 of 360 images of digits."]
-    assert notes(made_up(0, 0, 0, n=20), "", 360) == ["The first 20 of 360 images.", "Only 20 images."]
-    assert notes(made_up(0, 0, 0), "digits", 100) == []
-    assert notes(made_up(0, 0, 0, no_float64="why"), "", 100) == ["No float64 copy of the network (why)."]
+    assert notes(profile(60), "digits", 360, 10) == ("60 of 360 images of digits, of 10 classes.",)
+    assert notes(profile(20), "", 360, 10) == ("20 of 360 images, of 10 classes.", "Only 20 images.")
+    assert notes(profile(100), "digits", 100, 10) == ()
+    assert notes(profile(100, no_float64="why"), "", 100, 10) == ("No float64 copy of the network (why).",)
 
 
 def test_attacks_have_different_names():
@@ -81,5 +79,5 @@ def test_attacks_have_different_names():
     for own in ("logits", "probabilities"):
         names = [(attack_name(plan), plan.surface, plan.eps) for plan in plans(Settings(eps=0.1), own, extras)]
         assert len(set(names)) == len(names)
-    plan = Plan(attack="BIM", loss=CE, surface="logits", eps=0.1, kind="standard", steps=40)
+    plan = Trial(attack="BIM", loss=CE, surface="logits", eps=0.1, kind="standard", steps=40)
     assert attack_name(plan) == "BIM, cross-entropy, 40 steps"

@@ -20,10 +20,23 @@ cuda = pytest.mark.skipif(not torch.cuda.is_available() or not TRITON, reason="n
 
 # inputs, outputs, stride, height, width: Resnet-32's layers on CIFAR-10, on MNIST, and images of odd shape
 LAYERS = [(16, 16, 1, 32, 32), (16, 32, 2, 32, 32), (32, 32, 1, 16, 16), (32, 64, 2, 16, 16), (64, 64, 1, 8, 8)]
-ODD = [(16, 16, 1, 28, 28), (16, 32, 2, 28, 28), (32, 32, 1, 14, 14), (32, 64, 2, 14, 14), (64, 64, 1, 7, 7),
-       (16, 32, 2, 7, 10), (32, 64, 2, 5, 3), (16, 64, 1, 3, 1), (64, 16, 2, 1, 9), (32, 16, 1, 1, 1)]  # fmt: skip
-CUTS = [(Gather(16, 1, 1, 4, 2), Split(16, 1, 3, 4, 2)), (Gather(32, 3, 1, 4, 2), Split(32, 3, 2, 4, 2)),
-        (Gather(16, 8, 2, 4, 1), Split(16, 8, 4, 4, 1))]  # fmt: skip
+ODD = [
+    (16, 16, 1, 28, 28),
+    (16, 32, 2, 28, 28),
+    (32, 32, 1, 14, 14),
+    (32, 64, 2, 14, 14),
+    (64, 64, 1, 7, 7),
+    (16, 32, 2, 7, 10),
+    (32, 64, 2, 5, 3),
+    (16, 64, 1, 3, 1),
+    (64, 16, 2, 1, 9),
+    (32, 16, 1, 1, 1),
+]
+CUTS = [
+    (Gather(16, 1, 1, 4, 2), Split(16, 1, 3, 4, 2)),
+    (Gather(32, 3, 1, 4, 2), Split(32, 3, 2, 4, 2)),
+    (Gather(16, 8, 2, 4, 1), Split(16, 8, 4, 4, 1)),
+]
 
 NAN = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)  # the one that CUDA's arithmetic makes
 
@@ -87,8 +100,8 @@ def test_triton_is_imported_late():
 )
 def test_both_ways_to_forbid_tf32_are_understood(setting):
     code = (
-        "import torch; from mmlda.models import convolutions; from mmlda.attacks import precision; x = torch.zeros(1)\n"
-        "read = lambda: (convolutions._aside(x), precision.tf32_allowed()); before = read()\n"
+        "import torch; from mmlda.models import convolutions; from mmlda.attacks import carlini; x = torch.zeros(1)\n"
+        "read = lambda: (convolutions._aside(x), carlini.tf32_allowed()); before = read()\n"
         f"torch.backends.{setting} = {'ieee' if 'precision' in setting else False!r}\n"
         "assert before == (False, True) and read() == (True, False), (before, read())"
     )
@@ -142,9 +155,12 @@ def test_in_the_interpreter():
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize(
     "kind, weight_kind, channels_last, most",
-    [(torch.float32, torch.float32, False, 1e-6), (torch.float16, torch.float32, True, 1e-3),
-     (torch.float16, torch.float16, False, 1e-3)],
-)  # fmt: skip
+    [
+        (torch.float32, torch.float32, False, 1e-6),
+        (torch.float16, torch.float32, True, 1e-3),
+        (torch.float16, torch.float16, False, 1e-3),
+    ],
+)
 @pytest.mark.parametrize("layer", [(16, 16, 1, 7, 7), (16, 32, 2, 7, 6), (32, 16, 2, 5, 8), (16, 16, 1, 1, 3)])
 def test_interpreted_programs(layer, kind, weight_kind, channels_last, most, cut):
     (x, weight, dy), (y, dx, dw) = make(layer, 2, kind, weight_kind=weight_kind, exact=True)

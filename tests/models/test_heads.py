@@ -59,8 +59,10 @@ def test_there_is_nothing_to_learn_and_the_buffers_are_named():
     head = make(priors=PRIORS, precision=2.0)
     assert list(head.parameters()) == []
     assert {name: tuple(t.shape) for name, t in head.named_buffers()} == {
-        "means": (5, 8), "log_priors": (5,), "precision": (),
-    }  # fmt: skip
+        "means": (5, 8),
+        "log_priors": (5,),
+        "precision": (),
+    }
     assert set(head.state_dict()) == {"means", "log_priors", "precision"}
     torch.testing.assert_close(head.means.double(), generate_opt_means(100.0, 8, 5), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(head.priors, torch.tensor(PRIORS))
@@ -128,8 +130,10 @@ def test_the_true_priors_err_less_on_biased_data():
     dist = MaxMahalanobisDistribution(num_classes=3, dim=4, C=1.0, priors=pi)
     z, y = dist.sample_labeled((20_000,), torch.Generator().manual_seed(0))
     head = make(num_classes=3, dim=4, C=1.0)
-    error = {name: (h.predict(z) != y).float().mean().item()
-             for name, h in {"uniform": head, "true": head.with_priors("empirical", labels=y)}.items()}  # fmt: skip
+    error = {
+        name: (h.predict(z) != y).float().mean().item()
+        for name, h in {"uniform": head, "true": head.with_priors("empirical", labels=y)}.items()
+    }
     assert error["true"] < error["uniform"] - 0.05
 
 

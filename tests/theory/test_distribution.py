@@ -280,25 +280,25 @@ BAD = [
     ({"C": math.nan}, "C must be a finite number > 0, got nan"),
     ({"C": math.inf}, "C must be a finite number > 0, got inf"),
     ({"C": None}, "C must be a finite number > 0, got None"),
-    ({"C": torch.tensor([1.0, -2.0])}, "C must be finite numbers > 0, got -2"),
-    ({"C": torch.tensor(math.inf)}, "C must be finite numbers > 0, got inf"),
-    ({"C": torch.tensor([True])}, "C must be real numbers, got torch.bool"),
+    ({"C": torch.tensor([1.0, -2.0])}, "C must be > 0, got tensor"),
+    ({"C": torch.tensor(math.inf)}, "C must be finite, got tensor\\(inf\\)"),
+    ({"C": torch.tensor([1j])}, "C must be real, got dtype torch.complex64"),
     ({"C": 1e60}, "C must be from .* in torch.float32, got 1e\\+60"),
     ({"precision": 1e-60}, "precision must be from .* in torch.float32, got 1e-60"),
     ({"precision": 0}, "precision must be a finite number > 0, got 0"),
-    ({"precision": torch.tensor(math.nan)}, "precision must be finite numbers > 0, got nan"),
-    ({"priors": [0.5, 0.5]}, r"priors must be numbers \[..., 4\], got torch.float64 \[2\]"),
-    ({"priors": torch.tensor(1.0)}, r"priors must be numbers \[..., 4\], got torch.float32 \[\]"),
+    ({"precision": torch.tensor(math.nan)}, "precision must be finite, got tensor\\(nan\\)"),
+    ({"priors": [0.5, 0.5]}, r"priors must have shape \[..., 4\], got \[2\]"),
+    ({"priors": torch.tensor(1.0)}, r"priors must have shape \[..., 4\], got \[\]"),
     ({"priors": [0.5, 0.6, -0.1, 0.0]}, "priors must be >= 0, got -0.1"),
     ({"priors": [0.5, math.nan, 0.25, 0.25]}, "priors must be finite, got .*nan"),
     ({"priors": [0.3, 0.3, 0.3, 0.3]}, "priors must sum to 1, got a sum of 1.2"),
     ({"priors": [0.0, 0.0, 0.0, 0.0]}, "priors must sum to 1, got a sum of 0"),
     ({"priors": torch.tensor([[0.25] * 4, [0.5] * 4])}, "priors must sum to 1, got a sum of 2"),
     ({"priors": [math.inf, 0.0, 0.0, 0.0]}, "priors must be finite, got .*inf"),
-    ({"priors": "uniform"}, r"priors must be numbers \[..., 4\] or None, got 'uniform'"),
-    ({"priors": [[0.25] * 4, [0.25] * 3]}, r"priors must be numbers \[..., 4\] or None, got \[\["),
-    ({"priors": torch.ones(4) > 0}, "priors must be numbers .*, got torch.bool"),
-    ({"C": torch.ones(3), "precision": torch.ones(2)}, r"must have shapes that broadcast, got \[3\], \[2\] and \[\]"),
+    ({"priors": "uniform"}, "priors must be a number, an array .* got 'uniform'"),
+    ({"priors": [[0.25] * 4, [0.25] * 3]}, r"priors must be a number, an array .* got \[\["),
+    ({"priors": torch.ones(4) > 0}, "priors must sum to 1, got a sum of 4"),
+    ({"C": torch.ones(3), "precision": torch.ones(2)}, r"batch shapes that broadcast, got \[3\], \[2\] and \[\]"),
 ]
 
 
@@ -322,9 +322,9 @@ def test_arguments_are_keyword_only():
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (torch.zeros(3, 4), r"value must have a shape that ends in \[5\], got \[3, 4\]"),
-        (torch.zeros(3, 1), r"value must have a shape that ends in \[5\], got \[3, 1\]"),
-        (torch.tensor(1.0), r"value must have a shape that ends in \[5\], got \[\]"),
+        (torch.zeros(3, 4), r"value must be a floating tensor \[..., 5\], got torch.float32 \[3, 4\]"),
+        (torch.zeros(3, 1), r"value must be a floating tensor \[..., 5\], got torch.float32 \[3, 1\]"),
+        (torch.tensor(1.0), r"value must be a floating tensor \[..., 5\], got torch.float32 \[\]"),
         (torch.zeros(3, 5, dtype=torch.int64), r"value must be a floating tensor \[..., 5\], got torch.int64"),
         ([0.0] * 5, r"value must be a floating tensor \[..., 5\], got list"),
         (torch.full((3, 5), math.nan), r"value must be finite, got NaN or infinity in \[3, 5\]"),
@@ -337,7 +337,7 @@ def test_bad_values(value, message, method):
 
 
 def test_values_that_do_not_fit_the_batch():
-    with pytest.raises(ValueError, match=r"ends in \[3, 5\], got \[2, 5\]"):
+    with pytest.raises(ValueError, match=r"value must be a floating tensor \[..., 3, 5\], got torch.float32 \[2, 5\]"):
         make(C=[1.0, 2.0, 3.0]).log_prob(torch.zeros(2, 5))
 
 
@@ -460,18 +460,18 @@ def test_latent_fit_is_plain_frozen_and_readable(sample):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"z": torch.zeros(6, 3)}, r"z must be floating \[N, 2\], got torch.float32 \[6, 3\]"),
-        ({"z": torch.zeros(6, 2, dtype=torch.int32)}, "z must be floating .*got torch.int32"),
+        ({"z": torch.zeros(6, 3)}, r"z must be a floating tensor \[N, 2\], got torch.float32 \[6, 3\]"),
+        ({"z": torch.zeros(6, 2, dtype=torch.int32)}, "z must be a floating tensor .*got torch.int32"),
         ({"z": torch.full((6, 2), math.nan)}, r"z must be finite, got NaN or infinity in \[6, 2\]"),
         ({"z": torch.zeros(3, 2), "y": torch.tensor([0, 1, 2])}, "z must have more features than classes, got 3 of 3"),
         ({"y": torch.zeros(5, dtype=torch.int64)}, r"y must have shape \[6\].*got \[5\]"),
         ({"y": torch.full((6,), 3)}, "y must be classes from 0 to 2, got 3"),
         ({"y": torch.zeros(6)}, r"y must be int64 \[N\], got torch.float32"),
-        ({"z": [[0.0, 0.0]] * 6}, "z must be a tensor, got list"),
+        ({"z": [[0.0, 0.0]] * 6}, "z must be a floating tensor .*got list"),
         ({"y": None}, r"y must be int64 \[N\], got None"),
-        ({"means": [[0.0, 0.0]]}, "means must be a tensor, got list"),
+        ({"means": [[0.0, 0.0]]}, "means must be a floating tensor .*got list"),
         ({"means": torch.full((3, 2), math.nan)}, r"means must be finite, got NaN or infinity in \[3, 2\]"),
-        ({"means": torch.zeros(2)}, r"means must be floating \[L, p\], got torch.float32 \[2\]"),
+        ({"means": torch.zeros(2)}, r"means must be a floating tensor \[L, p\], got torch.float32 \[2\]"),
         ({"precision": -1.0}, "precision must be a finite number > 0, got -1.0"),
     ],
 )

@@ -3,6 +3,7 @@
 profile (before any attack) -> trials (attacks) -> checks -> verdict; text, figures and records apart
 """
 
-from mmlda.audit.run import Audit, audit, default_eps, replay
+from mmlda.audit.record import Audit, replay
+from mmlda.audit.run import audit, default_eps
 
 __all__ = ["Audit", "audit", "default_eps", "replay"]

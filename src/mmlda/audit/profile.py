@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from mmlda.attacks.surface import Model
-from mmlda.audit.views import (
-    StraightThrough,
-    View,
-    averaged,
-    derivable,
-    logarithm,
-    straight,
-    undisturbed,
-    with_gradient,
-)
-
-__all__ = ["Gaps", "Gradients", "Output", "Profile", "Subject", "Views", "examine"]
+from mmlda.audit.views import StraightThrough, View, averaged, derivable, logarithm, seeded, straight, with_gradient
 
 RANDOM = 1e-3  # two passes differ by more than this share of the spread of an image's logits
 RARE_PASSES = 64  # over two images: 4 audits in 100 miss what happens in one pass of 20
@@ -32,115 +23,100 @@ ENDS = 0.01  # sigmoids come this close to 0 and to 1: the same as in the attack
 TINY = 2.0**-24  # of the margin's gradient: the precision of a float32
 UNDERFLOW = 104.0  # nats below the top at which float32's softmax is exactly 0
 
-Output = Literal["logits", "probabilities", "percent", "sigmoids"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gradients:
-    """Input gradients at the `of` images that are classified correctly, as counts of images.
-
-    Args:
-        zero: the float32 gradient of the cross-entropy is exactly 0.
-        zero_float64: so is the one of the float64 copy; None without a copy.
-        zero_margin: the gradient of the margin is exactly 0.
-        tiny: softmax has cost the gradient more than the precision of a float32.
-        cut: the margin has no gradient in float64 either, with straight-through gradients for the known steps.
-        wrong_sign: share of the pixels at which float32 and float64 disagree on the sign.
-        agreement: mean cosine of two averaged gradients of a random network.
-    """
-
-    of: int
-    zero: int = 0
-    zero_float64: int | None = None
-    zero_margin: int = 0
-    tiny: int = 0
-    cut: int = 0
-    wrong_sign: float | None = None
-    agreement: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gaps:
-    """Gaps between the two largest logits, in nats: the median, how many underflow, and a histogram."""
-
-    median: float
-    above: int
-    edges: tuple[float, ...]
-    counts: tuple[int, ...]
+Output = Literal["logits", "probabilities", "sigmoids"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
     """What is known of a network before it is attacked.
 
-    Args:
-        n: images.
-        chance: the share of the commonest class, which a constant answer gets right.
-        constant: every image gets the same answer.
-        random: passes over the same images differ.
-        output: what the network returns.
-        steps: functions without a gradient between the image and the output, such as "round".
-        no_float64: why the network has no float64 copy; empty if it has one.
+    Attributes
+    ----------
+    n
+        Images.
+    right
+        How many of them are classified correctly.
+    constant
+        Every image gets the same answer.
+    random
+        Passes over the same images differ.
+    output
+        What the network returns.
+    steps
+        Functions without a gradient between the image and the output, such as "round".
+    no_float64
+        Why the network has no float64 copy; empty if it has one.
+    gaps
+        The gaps between the two largest logits, in nats, as a histogram: "edges" and "counts".
+    numbers
+        What was measured, by name:
+
+        - chance: the share of the commonest class, which a constant answer gets right
+        - median_gap
+        - gaps_above_104: the share of the images whose gap underflows in float32
+
+        and, if any image is classified correctly, as a share of those:
+
+        - zero_gradient: the float32 gradient of the cross-entropy is exactly 0
+        - zero_gradient_float64: so is the one of the float64 copy, if there is one
+        - zero_gradient_margin: the gradient of the margin is exactly 0
+        - tiny_gradient: softmax has cost the gradient more than the precision of a float32
+        - no_gradient: the margin has none in float64 either, with straight-through gradients for the known steps
+        - wrong_sign: the share of the pixels at which float32 and float64 disagree on the sign
+        - agreement: the cosine of two averaged gradients of a random network
     """
 
     n: int
-    chance: float
+    right: int
     constant: bool
     random: bool
     output: Output
     steps: tuple[str, ...]
     no_float64: str
-    gradients: Gradients
-    gaps: Gaps
+    gaps: dict[str, list[float]]
+    numbers: dict[str, float | None]
 
     @property
     def probabilities(self) -> bool:
-        return self.output in ("probabilities", "percent")
+        return self.output == "probabilities"
 
     @property
     def surface(self) -> str:
         """What the attacks on the network's own output differentiate."""
         return "probabilities" if self.probabilities else "logits"
 
+    def number(self, name: str) -> float:
+        """A number, 0 where it was not measured."""
+        return self.numbers.get(name) or 0.0
 
-@dataclass(frozen=True, kw_only=True)
-class Views:
-    """The network as the attacks see it. `best` has a gradient wherever any view has one."""
-
-    own: View
-    logits: View
-    probabilities: View
-    best: View
-    float64: View | None
-    straight: View | None
-    averaged: View | None
+    def count(self, name: str) -> int:
+        """How many of the images that are classified correctly a share stands for."""
+        return round(self.number(name) * self.right)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A network and its images on the device: what the attacks run on."""
+    """A network and its images on the device: what the attacks run on.
+
+    `views` are the network as the attacks see it: "own", "logits", "probabilities", "best" (a gradient wherever any
+    view has one) and, if the network has them, "float64", "straight-through" and "averaged".
+    """
 
     model: Model
-    net: Model  # the same with a gradient of 0 where torch has none
     x: Tensor
     y: Tensor
-    batch_size: int
-    votes: int
+    judge: Callable[[Tensor, Tensor], Tensor]  # which images are classified correctly: x, y -> bool [N]
     right: Tensor  # bool [n]
     moving: Tensor  # bool [n]: the margin has a gradient
-    views: Views
-
-    def judge(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Which of the images at `rows`, moved to `x`, are still classified correctly: bool."""
-        return judge(self.net, x, self.y[rows], self.batch_size, self.votes)
+    views: dict[str, View]
 
 
-def judge(net: Model, x: Tensor, y: Tensor, batch_size: int, votes: int) -> Tensor:
-    """Which images are classified correctly, by the majority of `votes` passes: bool [n]."""
+@torch.no_grad()
+def majority(net: Model, batch_size: int, votes: int, x: Tensor, y: Tensor) -> Tensor:
+    """Which images are classified correctly, by the majority of `votes` passes: bool [N]."""
     hits = []
-    with torch.no_grad():
-        for images, labels in zip(x.split(batch_size), y.split(batch_size)):
-            hits.append(torch.stack([net(images).argmax(1) == labels for _ in range(votes)]).sum(0))
+    for images, labels in zip(x.split(batch_size), y.split(batch_size)):
+        hits.append(torch.stack([net(images).argmax(1) == labels for _ in range(votes)]).sum(0))
     return torch.cat(hits) * 2 > votes
 
 
@@ -150,33 +126,37 @@ def examine(model: Model, x: Tensor, y: Tensor, *, passes: int, batch_size: int)
     check_outputs(z, y)
     random = differ(z, again) or differs_rarely(model, x[:2])
     output = output_kind(z)
-    probabilities = output in ("probabilities", "percent")
-    net, votes = derivable(model, x[:2]), passes if random else 1
-    right = judge(net, x, y, batch_size, votes)
+    probabilities = output == "probabilities"
+    net = derivable(model, x[:2])
+    judge = partial(majority, net, batch_size, passes if random else 1)
+    right = judge(x, y)
     wide, no_float64 = float64_copy(model, x, batch_size)
     views, steps = look(net, wide, x, y, probabilities, passes if random else None)
-    gaps = logit_gaps(views.logits, x, batch_size)
-    gradients, moving = measure(views, x, y, right, gaps if probabilities else None, batch_size)
-    subject = Subject(
-        model=model, net=net, x=x, y=y, batch_size=batch_size, votes=votes, right=right, moving=moving, views=views
-    )
+    logits = views["logits"]
+    top = outputs(logits.model, logits.images(x), batch_size).double().topk(2, dim=1).values
+    gaps = (top[:, 0] - top[:, 1]).cpu()
+    numbers, moving = measure(views, x, y, right, gaps if probabilities else None, batch_size)
+    numbers["chance"] = float(torch.bincount(y).max()) / len(y)
+    numbers["median_gap"] = float(gaps.median())
+    numbers["gaps_above_104"] = int((gaps > UNDERFLOW).sum()) / len(y)
+    subject = Subject(model=model, x=x, y=y, judge=judge, right=right, moving=moving, views=views)
     profile = Profile(
         n=len(y),
-        chance=float(torch.bincount(y).max()) / len(y),
+        right=int(right.sum()),
         constant=len(z.argmax(1).unique()) == 1,
         random=random,
         output=output,
         steps=steps,
         no_float64=no_float64,
-        gradients=gradients,
-        gaps=summary(gaps),
+        gaps=histogram(gaps),
+        numbers=numbers,
     )
     return subject, profile
 
 
+@torch.no_grad()
 def outputs(model: Model, x: Tensor, batch_size: int) -> Tensor:
-    with torch.no_grad():
-        return torch.cat([model(v) for v in x.split(batch_size)])
+    return torch.cat([model(v) for v in x.split(batch_size)])
 
 
 def check_outputs(z: Tensor, y: Tensor) -> None:
@@ -196,7 +176,7 @@ def differ(one: Tensor, two: Tensor) -> bool:
 
 def differs_rarely(model: Model, x: Tensor) -> bool:
     """Whether one pass in many differs."""
-    with undisturbed(x.device, 0), torch.no_grad():
+    with seeded(x.device, 0), torch.no_grad():
         first = model(x)
         return any(differ(first, model(x)) for _ in range(RARE_PASSES - 1))
 
@@ -207,10 +187,8 @@ def output_kind(z: Tensor) -> Output:
     >>> output_kind(torch.tensor([[0.25, 0.75]])), output_kind(torch.tensor([[-1.0, 2.0]]))
     ('probabilities', 'logits')
     """
-    total, low, high = z.double().sum(1), float(z.min()), float(z.max())
-    if low >= 0 and bool(((total - 100).abs() < 0.1).all()):
-        return "percent"
-    if low >= 0 and bool(((total - 1).abs() < 1e-3).all()):
+    low, high = float(z.min()), float(z.max())
+    if low >= 0 and bool(((z.double().sum(1) - 1).abs() < 1e-3).all()):
         return "probabilities"
     return "sigmoids" if 0 <= low < ENDS and 1 - ENDS < high <= 1 else "logits"
 
@@ -221,9 +199,7 @@ def float64_copy(model: Model, x: Tensor, batch_size: int) -> tuple[Model | None
         if not isinstance(model, nn.Module):
             raise TypeError("not a module")
         wide = derivable(copy.deepcopy(model).double(), x[:2].double())
-        with torch.no_grad():
-            kinds = {wide(v.double()).dtype for v in x.split(batch_size)}
-        if kinds != {torch.float64}:
+        if outputs(wide, x.double(), batch_size).dtype != torch.float64:
             raise TypeError("the output is not float64")
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
         return None, str(error).splitlines()[0][:80]
@@ -232,30 +208,30 @@ def float64_copy(model: Model, x: Tensor, batch_size: int) -> tuple[Model | None
 
 def look(
     net: Model, wide: Model | None, x: Tensor, y: Tensor, probabilities: bool, passes: int | None
-) -> tuple[Views, tuple[str, ...]]:
+) -> tuple[dict[str, View], tuple[str, ...]]:
     """The views of the network, and its steps without a gradient.
 
     The gradients of a random network are averaged over `passes`. The logits of a network that returns probabilities
     are the logarithms of its float64 probabilities.
     """
 
-    def as_logits(model: Model) -> Model:
-        return logarithm(model) if probabilities else model
+    def logits(view: View, wrap: Callable[[Model], Model] = lambda model: model) -> View:
+        model = wrap(view.model)
+        return View(logarithm(model) if probabilities else model, view.float64)
 
-    own, exact = with_gradient(net), wide or with_gradient(net)
-    double = probabilities and wide is not None
-    base = wide if wide is not None and double else net
-    steps = find_steps(net, lambda without: View(as_logits(straight(base, without)), double), x, y)
-    seen = as_logits(straight(base) if steps else with_gradient(base))
-    views = Views(
-        own=View(own),
-        logits=View(logarithm(exact) if probabilities else own, double),
-        probabilities=View(own if probabilities else lambda v: own(v).softmax(1)),
-        best=View(as_logits(straight(exact) if steps else exact), wide is not None),
-        float64=None if wide is None else View(wide, True),
-        straight=View(seen, double) if steps else None,
-        averaged=None if passes is None else View(averaged(seen, passes), double),
-    )
+    own = View(with_gradient(net))
+    exact = own if wide is None else View(wide, float64=True)
+    base = exact if probabilities else own
+    steps = find_steps(net, lambda without: logits(base, partial(straight, without=without)), x, y)
+    best, seen = (logits(view, straight) if steps else logits(view) for view in (exact, base))
+    views = {"own": own, "logits": logits(base) if probabilities else own, "best": best}
+    views["probabilities"] = own if probabilities else View(lambda v: own.model(v).softmax(1))
+    if wide is not None:
+        views["float64"] = exact
+    if steps:
+        views["straight-through"] = seen
+    if passes is not None:
+        views["averaged"] = View(averaged(seen.model, passes), seen.float64)
     return views, steps
 
 
@@ -267,7 +243,7 @@ def find_steps(net: Model, view: Callable[[str], View], x: Tensor, y: Tensor) ->
     """
 
     def gradient(without: str = "") -> Tensor:
-        with undisturbed(x.device, 0):  # the same random numbers each time
+        with seeded(x.device, 0):  # the same random numbers each time
             return view(without).gradient("margin", x[:PROBED], y[:PROBED])
 
     mode = StraightThrough()
@@ -280,65 +256,46 @@ def find_steps(net: Model, view: Callable[[str], View], x: Tensor, y: Tensor) ->
         return ()
 
 
-def logit_gaps(logits: View, x: Tensor, batch_size: int) -> Tensor:
-    """The gap between the two largest logits of each image [n], on the CPU."""
-    with torch.no_grad():
-        z = torch.cat([logits.model(logits.images(v)) for v in x.split(batch_size)])
-    top = z.double().topk(2, dim=1).values
-    return (top[:, 0] - top[:, 1]).cpu()
-
-
-def summary(gaps: Tensor, bins: int = 20) -> Gaps:
+def histogram(gaps: Tensor, bins: int = 20) -> dict[str, list[float]]:
     top = max(float(gaps.max()), 1e-12)
-    return Gaps(
-        median=float(gaps.median()),
-        above=int((gaps > UNDERFLOW).sum()),
-        edges=tuple(torch.linspace(0, top, bins + 1).tolist()),
-        counts=tuple(torch.histc(gaps, bins, 0.0, top).int().tolist()),
-    )
+    counts = torch.histc(gaps, bins, 0.0, top).int().tolist()
+    return {"edges": torch.linspace(0, top, bins + 1).tolist(), "counts": counts}
 
 
 def measure(
-    views: Views, x: Tensor, y: Tensor, right: Tensor, gaps: Tensor | None, batch_size: int
-) -> tuple[Gradients, Tensor]:
-    """Gradients at the images that are classified correctly, and at which images the margin has one: bool [n].
+    views: dict[str, View], x: Tensor, y: Tensor, right: Tensor, gaps: Tensor | None, batch_size: int
+) -> tuple[dict[str, float | None], Tensor]:
+    """The gradients among a profile's numbers, and at which images the margin has one: bool [n].
 
     `gaps` are those of a network that returns probabilities.
     """
-    rows = right.nonzero().flatten()
-    parts = rows.split(batch_size) if len(rows) else ()
-    batches = [batch_gradients(views, x[part], y[part], None if gaps is None else gaps[part.cpu()]) for part in parts]
-    found = {name: torch.cat([batch[name] for batch in batches]) for name in (batches[0] if batches else {})}
-
-    def mean(name: str) -> float | None:
-        return float(found[name].mean()) if name in found else None
-
-    counts = {name: int(values.sum()) for name, values in found.items() if values.dtype == torch.bool}
-    moving = torch.ones_like(right)
-    if "zero_margin" in found:
-        moving[rows] = ~found["zero_margin"]
-    return Gradients(of=len(rows), wrong_sign=mean("wrong_sign"), agreement=mean("agreement"), **counts), moving
+    found: dict[str, list[Tensor]] = defaultdict(list)
+    moving, rows = torch.ones_like(right), right.nonzero().flatten()
+    for part in rows.split(batch_size) if len(rows) else ():
+        batch = batch_gradients(views, x[part], y[part], None if gaps is None else gaps[part.cpu()])
+        moving[part] = ~batch["zero_gradient_margin"]
+        for name, values in batch.items():
+            found[name].append(values)
+    return {name: float(torch.cat(parts).double().mean()) for name, parts in found.items()}, moving
 
 
-def batch_gradients(views: Views, x: Tensor, y: Tensor, gaps: Tensor | None) -> dict[str, Tensor]:
-    """The fields of `Gradients` for each image: bool [N], or float64 [N]."""
-    ce, steep = (views.own.gradient(loss, x, y) for loss in ("ce", "margin"))
+def batch_gradients(views: dict[str, View], x: Tensor, y: Tensor, gaps: Tensor | None) -> dict[str, Tensor]:
+    """Those gradients of each image: bool [N], or float [N]."""
+    ce, steep = (views["own"].gradient(loss, x, y) for loss in ("ce", "margin"))
     size, scale = ce.abs().amax(1), steep.abs().amax(1)
-    found = {"zero": size == 0, "tiny": size <= TINY * scale, "zero_margin": scale == 0}
-    cut = found["zero_margin"]
+    cut = scale == 0
+    found = {"zero_gradient": size == 0, "tiny_gradient": size <= TINY * scale, "zero_gradient_margin": cut}
     if bool(cut.any()):  # ask again where float32 and softmax are no excuse
-        cut = cut & (views.best.gradient("margin", x, y) == 0).all(1)
-        if (
-            gaps is not None
-        ):  # the logarithm of a probability of 0 has no gradient, whatever there is before the softmax
-            dtype = torch.float64 if views.best.float64 else x.dtype
-            cut = cut & (gaps.to(x.device) < -math.log(torch.finfo(dtype).tiny) - 1)
-    found["cut"] = cut
-    if views.float64 is not None:
-        exact = views.float64.gradient("ce", x, y)
-        found["zero_float64"] = (exact == 0).all(1)
+        best = views["best"]
+        cut = cut & (best.gradient("margin", x, y) == 0).all(1)
+        if gaps is not None:  # the logarithm of a probability of 0 has no gradient, whatever comes before the softmax
+            cut = cut & (gaps.to(x.device) < -math.log(torch.finfo(best.images(x).dtype).tiny) - 1)
+    found["no_gradient"] = cut
+    if "float64" in views:
+        exact = views["float64"].gradient("ce", x, y)
+        found["zero_gradient_float64"] = (exact == 0).all(1)
         found["wrong_sign"] = (ce.sign() != exact.sign()).double().mean(1)
-    if views.averaged is not None:
-        one, two = (views.averaged.gradient("margin", x, y) for _ in range(2))
-        found["agreement"] = torch.cosine_similarity(one, two, dim=1).double()
+    if "averaged" in views:
+        one, two = (views["averaged"].gradient("margin", x, y) for _ in range(2))
+        found["agreement"] = torch.cosine_similarity(one, two, dim=1)
     return found

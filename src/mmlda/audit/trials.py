@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, fields
+import warnings
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
+from mmlda import attacks
+from mmlda._utils.checks import check_count, invalid
 from mmlda._utils.progress import progress
-from mmlda.attacks import APGD, BIM, FGSM, PGD, Attack, Square, WorstCase
+from mmlda.attacks import AttackWarning
 from mmlda.attacks.surface import Model
-from mmlda.audit.profile import Subject, Views
+from mmlda.audit.profile import Subject
 from mmlda.audit.views import View, derivable, feature_loss, with_gradient
 from mmlda.results import wilson
 
-__all__ = ["Plan", "Settings", "Trial", "plans", "run_trials"]
-
 CE, MARGIN, DLR, TARGETED, FEATURES = "cross-entropy", "margin", "DLR", "targeted", "feature distance"
-BOTH = "cross-entropy and margin"
+BOTH, EVERY = "cross-entropy and margin", "targeted at every class"
 LOSSES: dict[str, dict[str, Any]] = {
     CE: {},
     MARGIN: {"loss": "margin"},
     DLR: {"loss": "dlr"},
     TARGETED: {"loss": "targeted", "target": "every", "targets": 3},
+    EVERY: {"loss": "targeted", "target": "every"},
 }
-ATTACKS: dict[str, Any] = {"BIM": BIM, "PGD": PGD, "APGD": APGD}
 BIM_STEPS = 10  # of the paper's BIM
 
 Kind = Literal["clean", "standard", "white", "black", "transfer", "curve", "unbounded"]
-Seen = Literal["own", "float64", "straight-through", "averaged"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,19 +44,37 @@ class Settings:
     batch_size: int = 128
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if 1 < self.eps < 255:
+            raise invalid("eps", f"a radius between 0 and 1: did you mean {self.eps:g}/255?", self.eps)
+        if not 0 < self.eps < 1:
+            raise invalid("eps", "a radius between 0 and 1, the range of the images", self.eps)
+        for name in ("steps", "queries", "passes", "batch_size"):
+            check_count(name, getattr(self, name), 1)
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """An attack to run.
 
-    Args:
-        attack: its class: "FGSM", "BIM", "PGD", "APGD", "Square"; "none" for the images as they are.
-        loss: what it climbs; empty without a gradient.
-        surface: "logits", "probabilities" or "features".
-        eps: the L-infinity radius.
-        kind: "standard" attacks are those a paper would report; "curve" and "unbounded" are at other radii too.
-        steps: gradient steps, or queries of Square.
-        view: what the attack sees: the network itself, its float64 copy, straight-through or averaged gradients.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trial:
+    """One attack of an audit.
+
+    Attributes
+    ----------
+    attack
+        Its class: "FGSM", "BIM", "PGD", "APGD", "Square"; "none" for the images as they are.
+    loss
+        What it climbs; empty without a gradient.
+    surface
+        "logits", "probabilities" or "features".
+    eps
+        The L-infinity radius.
+    kind
+        "standard" attacks are those a paper would report; "curve" and "unbounded" are at other radii too.
+    steps
+        Gradient steps, or queries of Square.
+    view
+        What the attack sees: "own" (the network itself), "float64", "straight-through" or "averaged".
+    held
+        True where an image is still classified correctly [n]; empty before the attack is run.
     """
 
     attack: str
@@ -64,18 +83,8 @@ class Plan:
     eps: float
     kind: Kind
     steps: int = 0
-    view: Seen = "own"
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Trial(Plan):
-    """An attack that was run. `held` [n] is True where an image is still classified correctly."""
-
-    held: Tensor
-
-    @property
-    def n(self) -> int:
-        return len(self.held)
+    view: str = "own"
+    held: Tensor = field(default_factory=lambda: torch.empty(0))
 
     @property
     def right(self) -> int:
@@ -84,33 +93,29 @@ class Trial(Plan):
 
     @property
     def share(self) -> float:
-        return self.right / self.n
+        return self.right / len(self.held)
 
     @property
     def interval(self) -> tuple[float, float]:
         """A 95% interval for the share."""
-        return wilson(self.right, self.n)
+        return wilson(self.right, len(self.held))
 
 
-def tried(plan: Plan, held: Tensor) -> Trial:
-    return Trial(held=held.cpu(), **{field.name: getattr(plan, field.name) for field in fields(Plan)})
-
-
-def plans(s: Settings, own: str, extras: Collection[str]) -> list[Plan]:
+def plans(s: Settings, own: str, extras: Collection[str]) -> list[Trial]:
     """Every attack of the audit, in the order of its table.
 
-    `own` is the surface of the network's own output. `extras` are those of "float64", "features", "straight-through",
+    `own` is the surface of the network's own output. `extras` has those of "float64", "features", "straight-through",
     "averaged" and "surrogate" that the network has.
     """
 
-    def white(attack: str, loss: str, surface: str, view: Seen = "own", steps: int = s.steps) -> Plan:
+    def white(attack: str, loss: str, surface: str, view: str = "own", steps: int = s.steps) -> Trial:
         kind: Kind = "standard" if (loss, surface, view) == (CE, own, "own") else "white"
-        return Plan(attack=attack, loss=loss, surface=surface, eps=s.eps, kind=kind, steps=steps, view=view)
+        return Trial(attack=attack, loss=loss, surface=surface, eps=s.eps, kind=kind, steps=steps, view=view)
 
-    def bim(kind: Kind, eps: float, steps: int) -> Plan:
-        return Plan(attack="BIM", loss=BOTH, surface=own, eps=eps, kind=kind, steps=steps)
+    def bim(kind: Kind, eps: float, steps: int) -> Trial:
+        return Trial(attack="BIM", loss=BOTH, surface=own, eps=eps, kind=kind, steps=steps)
 
-    made = [Plan(attack="none", surface=own, eps=0.0, kind="clean"), white("FGSM", CE, own, steps=1)]
+    made = [Trial(attack="none", surface=own, eps=0.0, kind="clean"), white("FGSM", CE, own, steps=1)]
     made += [white("BIM", CE, own, steps=steps) for steps in (BIM_STEPS, 2 * s.steps)]
     made.append(white("PGD", CE, own))
     if "float64" in extras:
@@ -119,9 +124,9 @@ def plans(s: Settings, own: str, extras: Collection[str]) -> list[Plan]:
     made += [white("APGD", loss, "logits") for loss in (MARGIN, CE, DLR, TARGETED)]
     if "features" in extras:
         made.append(white("APGD", FEATURES, "features"))
-    views: tuple[Seen, ...] = ("straight-through", "averaged")
-    made += [white("BIM", loss, "logits", view) for view in views if view in extras for loss in (MARGIN, CE)]
-    made.append(Plan(attack="Square", surface="logits", eps=s.eps, kind="black", steps=s.queries))
+    for view in ("straight-through", "averaged"):
+        made += [white("BIM", loss, "logits", view) for loss in (MARGIN, CE) if view in extras]
+    made.append(Trial(attack="Square", surface="logits", eps=s.eps, kind="black", steps=s.queries))
     if "surrogate" in extras:
         made.append(bim("transfer", s.eps, s.steps))
     made += [bim("curve", eps, BIM_STEPS) for eps in (s.eps / 2, s.eps, 2 * s.eps, 4 * s.eps) if eps < 1]
@@ -132,98 +137,75 @@ def run_trials(
     subject: Subject, own: str, settings: Settings, surrogate: Model | None = None, show: bool = False
 ) -> tuple[tuple[Trial, ...], Tensor]:
     """Run every attack. The second value [n] is True where a gradient attack with the whole range breaks the image."""
-    views = subject.views
+    views, right = dict(subject.views), subject.right
     loss = feature_loss(subject.model, subject.x, subject.y)
-    there = {
-        "float64": views.float64,
-        "straight-through": views.straight,
-        "averaged": views.averaged,
-        "features": loss,
-        "surrogate": surrogate,
-    }
-    planned = plans(settings, own, [name for name, value in there.items() if value is not None])
-    other = None if surrogate is None else View(with_gradient(derivable(surrogate, subject.x[:2])))
-    made, reached = [], subject.right
+    if loss is not None:
+        views["features"] = views["own"]
+    if surrogate is not None:
+        views["surrogate"] = View(with_gradient(derivable(surrogate, subject.x[:2])))
+    made, reached, planned = [], right, plans(settings, own, views)
     with progress("audit", len(planned), unit="attacks", every=10.0, show=show) as report:
-        for plan in planned:
-            if plan.kind == "clean":
-                held = subject.right
-            elif plan.kind == "transfer" and other is not None:
-                held = transfer(subject, other, plan, settings)
-            elif plan.kind == "curve":
-                held = attacked(subject, views.own, worst_case(plan, settings), subject.right)
-            elif plan.kind == "unbounded":
-                held, reached = unbounded(subject, plan, settings)
+        for trial in planned:
+            if trial.kind == "clean":
+                held = right
+            elif trial.kind == "unbounded":
+                held, reached = unbounded(subject, trial, settings)
+            elif trial.kind == "transfer":
+                held = attacked(subject, views["surrogate"], on_losses(trial, settings, MARGIN, CE), right)
             else:
-                held = attacked(subject, view_of(views, plan), attack_of(plan, settings, loss), subject.right)
-            made.append(tried(plan, held))
+                view = views[trial.surface if trial.view == "own" else trial.view]
+                held = attacked(subject, view, [attack_of(trial, settings, loss)], right)
+            made.append(replace(trial, held=held.cpu()))
             report(len(made), accuracy=made[-1].share)
     return tuple(made), reached.cpu()
 
 
-def attacked(subject: Subject, view: View, attack: Attack, who: Tensor) -> Tensor:
-    """Which images of `who` are still classified correctly after the attack: bool [n].
+def attacked(subject: Subject, view: View, in_turn: Iterable[attacks.Attack], who: Tensor) -> Tensor:
+    """Which images of `who` are still classified correctly after the attacks, one after the other: bool [n].
 
-    The attack sees the view; the network itself decides whether it has succeeded.
+    The attacks see the view; the network itself decides whether they have succeeded.
     """
-    rows, held = who.nonzero().flatten(), who.clone()
-    if len(rows):
-        moved = attack(view.model, view.images(subject.x[rows]), subject.y[rows], index=rows).x_adv
-        held[rows] = subject.judge(moved.to(subject.x.dtype), rows)
+    held = who.clone()
+    for attack in in_turn:
+        rows = held.nonzero().flatten()
+        if len(rows):
+            x, y = subject.x[rows], subject.y[rows]
+            with warnings.catch_warnings(action="ignore", category=AttackWarning):  # what the audit is about
+                moved = attack(view.model, view.images(x), y, index=rows, show=False).x_adv
+            held[rows] = subject.judge(moved.to(x.dtype), y)
     return held
 
 
-def view_of(views: Views, plan: Plan) -> View:
-    named = {"float64": views.float64, "straight-through": views.straight, "averaged": views.averaged}
-    surfaces = {"logits": views.logits, "probabilities": views.probabilities, "features": views.own}
-    return named.get(plan.view) or surfaces[plan.surface]
+def attack_of(trial: Trial, s: Settings, feature_distance: Any = None) -> attacks.Attack:
+    """The attack of a trial. Where gradients are unreliable, BIM's steps are long: together 2.5 times the radius."""
+    common: dict[str, Any] = {"eps": trial.eps, "seed": s.seed, "batch_size": s.batch_size}
+    if trial.attack == "FGSM":
+        return attacks.FGSM(**common)
+    if trial.attack == "Square":
+        return attacks.Square(queries=trial.steps, **common)
+    if trial.loss == BOTH:
+        return attacks.WorstCase(attacks=on_losses(trial, s, CE, MARGIN), **common)
+    common |= {"loss": feature_distance} if trial.loss == FEATURES else LOSSES[trial.loss]
+    if trial.kind in ("transfer", "unbounded") or trial.view in ("straight-through", "averaged"):
+        common["step_size"] = 2.5 * trial.eps / trial.steps
+    return getattr(attacks, trial.attack)(steps=trial.steps, **common)
 
 
-def attack_of(plan: Plan, s: Settings, loss: Any = None) -> Attack:
-    """The attack of a plan; `loss` is the feature distance, where that is its loss."""
-    common: dict[str, Any] = {"eps": plan.eps, "seed": s.seed, "batch_size": s.batch_size}
-    if plan.attack == "FGSM":
-        return FGSM(**common)
-    if plan.attack == "Square":
-        return Square(queries=plan.steps, **common)
-    aim = {"loss": loss} if plan.loss == FEATURES else LOSSES[plan.loss]
-    if plan.view in ("straight-through", "averaged"):
-        return long_bim(plan, s, **aim)
-    attack: Attack = ATTACKS[plan.attack](steps=plan.steps, **aim, **common)
-    return attack
+def on_losses(trial: Trial, s: Settings, *losses: str) -> list[attacks.Attack]:
+    """The attack of a trial on each loss."""
+    return [attack_of(replace(trial, loss=loss), s) for loss in losses]
 
 
-def long_bim(plan: Plan, s: Settings, **aim: Any) -> BIM:
-    """BIM with steps long enough to cross the ball 2.5 times."""
-    step_size = 2.5 * plan.eps / plan.steps
-    return BIM(eps=plan.eps, steps=plan.steps, step_size=step_size, seed=s.seed, batch_size=s.batch_size, **aim)
-
-
-def worst_case(plan: Plan, s: Settings) -> WorstCase:
-    common: dict[str, Any] = {"eps": plan.eps, "seed": s.seed, "batch_size": s.batch_size}
-    return WorstCase(attacks=[BIM(steps=plan.steps, **LOSSES[loss], **common) for loss in (CE, MARGIN)], **common)
-
-
-def transfer(subject: Subject, other: View, plan: Plan, s: Settings) -> Tensor:
-    """Which images survive the adversarial images of another network."""
-    held = subject.right
-    for loss in (MARGIN, CE):
-        held = held & attacked(subject, other, long_bim(plan, s, **LOSSES[loss]), held)
-    return held
-
-
-def unbounded(subject: Subject, plan: Plan, s: Settings) -> tuple[Tensor, Tensor]:
+def unbounded(subject: Subject, trial: Trial, s: Settings) -> tuple[Tensor, Tensor]:
     """Attacks with the whole range, from the image itself: what survives the network's own gradients; what any breaks.
 
     The own gradients are those of the cross-entropy, the margin, and the margin towards each class in turn.
     """
-    views, held = subject.views, subject.right
-    for loss in (CE, MARGIN):
-        held = attacked(subject, views.own, long_bim(plan, s, **LOSSES[loss]), held)
-    every = long_bim(plan, s, loss="targeted", target="every")
-    held = held & (attacked(subject, views.own, every, held & subject.moving) | ~subject.moving)
+    views, moving = subject.views, subject.moving
+    held = attacked(subject, views["own"], on_losses(trial, s, CE, MARGIN), subject.right)
+    held = held & ~moving | attacked(subject, views["own"], on_losses(trial, s, EVERY), held & moving)
     left = held
-    for view in (views.logits if views.logits.model is not views.own.model else None, views.straight, views.averaged):
-        if view is not None:
-            left = attacked(subject, view, long_bim(plan, s, **LOSSES[MARGIN]), left)
+    for name in ("logits", "straight-through", "averaged"):
+        if name in views and views[name] is not views["own"]:
+            left = attacked(subject, views[name], on_losses(trial, s, MARGIN), left)
     return held, ~left

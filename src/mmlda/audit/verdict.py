@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Literal
 
 from mmlda.audit.checks import Check
 
-__all__ = ["Verdict", "close_calls", "decide", "possible"]
-
 Verdict = Literal["real", "none", "masked", "mixed"]
 
 
 def decide(checks: Sequence[Check], *, constant: bool = False) -> Verdict:
-    """The verdict on a network whose answer is `constant` or not; a constant answer hides nothing from the gradient.
+    """Apply the rule of docs/audit.md.
 
+    Parameters
+    ----------
+    checks
+        Every check of the audit; "hidden" and "survivors" must be among them.
+    constant
+        Whether the network gives every image the same answer, which hides nothing from the gradient.
+
+    Examples
+    --------
     >>> decide([Check(name="hidden", passed=True), Check(name="survivors", passed=True)])
     'real'
     >>> decide([Check(name="hidden", passed=False), Check(name="survivors", passed=None)])
@@ -29,27 +36,20 @@ def decide(checks: Sequence[Check], *, constant: bool = False) -> Verdict:
 
 
 def possible(checks: Sequence[Check], *, constant: bool = False) -> frozenset[Verdict]:
-    """Every verdict that comes out if each check near its limit may be on either side of it."""
+    """The verdicts for every combination of outcomes of the checks that are near their limits."""
     return frozenset(decide(case, constant=constant) for case in _cases(checks))
 
 
 def close_calls(checks: Sequence[Check], *, constant: bool = False) -> tuple[Check, ...]:
-    """The checks near their limits that the verdict depends on."""
+    """The checks near their limits that decide the verdict for some combination of the others' outcomes."""
+    verdict = partial(decide, constant=constant)
 
-    def matters(check: Check) -> bool:
-        return any(
-            decide(case, constant=constant)
-            != decide([c.flipped() if c.name == check.name else c for c in case], constant=constant)
-            for case in _cases(checks)
-        )
+    def matters(name: str, case: Sequence[Check]) -> bool:
+        return verdict(case) != verdict([check.flipped() if check.name == name else check for check in case])
 
-    return tuple(check for check in checks if check.near and matters(check))
+    return tuple(check for check in checks if check.near and any(matters(check.name, case) for case in _cases(checks)))
 
 
-def _cases(checks: Sequence[Check]) -> Iterator[list[Check]]:
+def _cases(checks: Sequence[Check]) -> Iterator[tuple[Check, ...]]:
     """The checks with every combination of the sides that those near their limits may be on."""
-    sides = [{check.passed, check.otherwise} if check.near else {check.passed} for check in checks]
-    for passed in product(*sides):
-        yield [
-            replace(c, passed=p, otherwise=c.otherwise if p == c.passed else c.passed) for c, p in zip(checks, passed)
-        ]
+    return product(*((check, check.flipped()) if check.near else (check,) for check in checks))

@@ -19,26 +19,8 @@ from torch.overrides import TorchFunctionMode
 from mmlda.attacks.surface import Model, Surface
 from mmlda.models.heads import MaxMahalanobisHead
 
-__all__ = [
-    "StraightThrough",
-    "View",
-    "averaged",
-    "copied",
-    "derivable",
-    "feature_loss",
-    "logarithm",
-    "straight",
-    "undisturbed",
-    "with_gradient",
-]
-
 # Warnings of the attacks that the checks report, or that do not matter in an audit.
-SILENCED = (
-    "the model seems to return prob",
-    "outputs between 0 and 1, up to both ends",
-    "the model cannot be captured",
-    '"dlr"',
-)
+SILENCED = 'the model seems to return prob|outputs between 0 and 1, up to both ends|the model cannot be captured|"dlr"'
 
 
 @dataclass(frozen=True)
@@ -57,13 +39,12 @@ class View:
 
 
 @contextmanager
-def undisturbed(place: torch.device, seed: int) -> Iterator[None]:
+def seeded(place: torch.device, seed: int) -> Iterator[None]:
     """Seed every random generator inside, and restore their states afterwards."""
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []), warnings.catch_warnings():
-            for message in SILENCED:
-                warnings.filterwarnings("ignore", message)
+            warnings.filterwarnings("ignore", SILENCED)
             torch.default_generator.manual_seed(seed)
             if place.type == "cuda":
                 with torch.cuda.device(place):
@@ -121,15 +102,11 @@ def derivable(model: Model, x: Tensor) -> Model:
             return model(v)
 
     for way in (model, underived):
-
-        def unused(v: Tensor, way: Model = way) -> Tensor:
-            return joined(way(v), v)
-
         try:
-            with undisturbed(x.device, 0), torch.enable_grad():
+            with seeded(x.device, 0), torch.enable_grad():
                 v = x.detach().clone().requires_grad_(True)
                 (g,) = torch.autograd.grad(with_gradient(way)(v).sum(), v, allow_unused=True)
-            return unused if g is None else way
+            return way if g is not None else lambda v, way=way: joined(way(v), v)
         except RuntimeError as error:
             if not re.search(r"derivative for .* is not implemented", str(error)):
                 raise
@@ -185,10 +162,7 @@ def straight(model: Model, without: str = "") -> Model:
 def averaged(model: Model, passes: int) -> Model:
     """The mean of several passes of a random model (EOT)."""
 
-    def call(x: Tensor) -> Tensor:
-        return torch.stack([model(x) for _ in range(passes)]).mean(0)
-
-    return call
+    return lambda x: torch.stack([model(x) for _ in range(passes)]).mean(0)
 
 
 def logarithm(model: Model) -> Model:
@@ -210,10 +184,7 @@ def feature_loss(net: Any, x: Tensor, y: Tensor) -> Callable[..., Tensor] | None
     with torch.no_grad():
         z = features(x).flatten(1)  # [N, p]
     head = getattr(net, "head", None)
-    if isinstance(head, MaxMahalanobisHead):
-        means = head.means
-    else:
-        means = _centroids(z, y)
+    means = head.means if isinstance(head, MaxMahalanobisHead) else _centroids(z, y)
 
     def loss(model: Model, v: Tensor, label: Tensor) -> Tensor:
         squared = (features(v).flatten(1)[:, None] - means).square().sum(2)  # [N, L]

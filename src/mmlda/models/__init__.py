@@ -1,11 +1,12 @@
 """Networks: heads, backbones, and the Classifier that joins them."""
 
-from mmlda.models.backbones import ConvNet, ResNet, conv_net, fast_convolutions, resnet, resnet32
+from mmlda.models.backbones import MLP, ConvNet, ResNet, conv_net, fast_convolutions, resnet, resnet32
 from mmlda.models.classifier import Classifier, build
 from mmlda.models.heads import MaxMahalanobisHead, SoftmaxHead
 from mmlda.models.swap import SwappedHead, swap_head
 
 __all__ = [
+    "MLP",
     "Classifier",
     "ConvNet",
     "MaxMahalanobisHead",

@@ -1,11 +1,12 @@
-"""Backbones that return features: the CIFAR Resnets, and a small network for 8 x 8 digits.
+"""Backbones that return features: the CIFAR Resnets, a small network for 8 x 8 digits, and an MLP for tables.
 
-A backbone is any module with a `num_features` attribute whose output is [N, num_features].
+A backbone is any module with an attribute `num_features` whose output is [N, num_features].
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,14 +14,12 @@ from torch import Tensor, nn
 from mmlda._utils.checks import check_choice, check_count, invalid
 from mmlda.models.convolutions import conv3x3
 
-__all__ = ["ConvNet", "ResNet", "conv_net", "fast_convolutions", "resnet", "resnet32"]
-
 
 class _Conv3(nn.Conv2d):
-    """A 3x3 convolution without bias that can run the package's own programs where they beat cuDNN's.
+    """A 3x3 convolution without bias that can run the package's own kernels where they are faster than cuDNN's.
 
-    Outside a CUDA graph their launches cost more than they save, so two callers that capture one ask for them: training
-    (`fast_convolutions`), and attacks on fixed weights (`for_attack_graph`), which use the TF32 programs too.
+    Outside a CUDA graph their launches cost more than they save. Two callers that capture a graph enable them: training
+    (`fast_convolutions`) and attacks on fixed weights (`for_attack_graph`), which also use the TF32 kernels.
     """
 
     fast = False
@@ -30,11 +29,11 @@ class _Conv3(nn.Conv2d):
         super().__init__(inputs, outputs, 3, stride, 1, bias=False)
 
     def for_attack_graph(self, captured: bool) -> None:
-        """The hook of `mmlda.attacks.compiled`."""
+        """Hook for `mmlda.attacks.compiled`."""
         self.attacked = captured
 
     def forward(self, x: Tensor) -> Tensor:
-        # Somebody may have folded a batch norm into it, or spread its filter.
+        # A user may have folded a batch norm into the layer, or dilated its filter.
         as_made = self.bias is None and self.padding == self.dilation == (1, 1)
         if as_made and (self.fast or self.attacked):
             return conv3x3(x, self.weight, self.stride[0], tf32=self.attacked)
@@ -42,8 +41,10 @@ class _Conv3(nn.Conv2d):
 
 
 class _Norm(nn.BatchNorm2d):
-    """Batch normalisation that does not count batches: the count is unused at a fixed momentum, and updating it
-    costs one kernel per layer."""
+    """Batch normalisation that does not count batches.
+
+    The count is unused at a fixed momentum, and updating it costs one kernel launch per layer.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         statistics = self.running_mean, self.running_var
@@ -51,17 +52,25 @@ class _Norm(nn.BatchNorm2d):
 
 
 def fast_convolutions(model: nn.Module, fast: bool) -> None:
-    """Choose the convolutions of this module's networks inside `model`; other layers are not affected."""
+    """Choose how the convolutions of a `ResNet` run; other layers are not affected.
+
+    Parameters
+    ----------
+    model
+        Network that contains the `ResNet`.
+    fast
+        Whether to use the package's Triton kernels on CUDA. They pay off only inside a CUDA graph.
+
+    Examples
+    --------
+    >>> fast_convolutions(resnet(8), fast=True)
+    """
     for module in model.modules():
         if isinstance(module, _Conv3):
             module.fast = fast
 
 
-def _relu(x: Tensor) -> Tensor:
-    return F.relu_(x)
-
-
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": _relu, "silu": F.silu}  # by the backbone's setting
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu_, "silu": F.silu}
 
 
 class _Block(nn.Module):
@@ -90,7 +99,7 @@ class _Block(nn.Module):
         if self.preactivation:
             h = self.conv1(self.activation(self.norm1(x)))
             return self.shortcut(x) + self.conv2(self.activation(self.norm2(h)))
-        # In place where nothing else needs the values, to spare memory traffic.
+        # In place where nothing else needs the values, to save memory traffic.
         h = self.activation(self.norm1(self.conv1(x)))
         h = self.norm2(self.conv2(h))
         h += self.shortcut(x)
@@ -98,11 +107,30 @@ class _Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """The CIFAR Resnet of He et al.: a convolution, three stages of (depth - 2) / 6 blocks, global average.
+    """The CIFAR Resnet of He et al.: a convolution, three stages of (depth - 2) / 6 blocks, global average pooling.
 
-    Any number of input channels and any size from 8 x 8. `preactivation=False` is He 2015, `True` is He 2016.
-    `activation` is "relu" or the smooth "silu".
+    Maps images `[N, channels, H, W]`, H and W at least 8, to features `[N, 4 * width]`.
 
+    Parameters
+    ----------
+    depth
+        Number of layers: 8, 14, 20, 26, 32, ...
+    channels
+        Channels of the images.
+    width
+        Channels of the first stage.
+    preactivation
+        False (default) is He et al. 2015; True is He et al. 2016.
+    activation
+        "relu" (default), or the smooth "silu".
+
+    Raises
+    ------
+    ValueError
+        If `depth` is not 6n + 2 with n >= 1, or the activation is unknown.
+
+    Examples
+    --------
     >>> import torch
     >>> net = ResNet(depth=8, channels=1)
     >>> net(torch.rand(2, 1, 8, 8)).shape
@@ -122,15 +150,10 @@ class ResNet(nn.Module):
         check_choice("activation", activation, _ACTIVATIONS)
         if depth < 8 or (depth - 2) % 6:
             raise invalid("depth", "6n + 2 with n >= 1 (8, 14, 20, 32, 44, 56, 110, ...)", depth)
-        for name, value in (("channels", channels), ("width", width)):
-            check_count(name, value, 1)
-        self.config = {
-            "backbone": "resnet",
-            "depth": depth,
-            "channels": channels,
-            "width": width,
-            "preactivation": preactivation,
-        }
+        check_count("channels", channels, 1)
+        check_count("width", width, 1)
+        self.config = {"backbone": "resnet", "depth": depth, "channels": channels, "width": width}
+        self.config["preactivation"] = preactivation
         if activation != "relu":
             self.config["activation"] = activation
         self.num_features = 4 * width
@@ -150,6 +173,7 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
+        """Features `[N, 4 * width]` of images `[N, channels, H, W]`."""
         if x.dim() != 4 or min(x.shape[2:]) < 8:
             raise ValueError(f"x must have shape [N, channels, H, W] with H, W >= 8, got {list(x.shape)}")
         h = self.conv(x)
@@ -161,13 +185,31 @@ class ResNet(nn.Module):
 
 
 def resnet(depth: int = 32, *, channels: int = 3, width: int = 16, preactivation: bool = False) -> ResNet:
-    """A CIFAR Resnet of the given depth (6n + 2); see `ResNet`."""
+    """A `ResNet` of the given depth.
+
+    Parameters
+    ----------
+    depth, channels, width, preactivation
+        As in `ResNet`.
+
+    Examples
+    --------
+    >>> resnet(20).num_features
+    64
+    """
     return ResNet(depth=depth, channels=channels, width=width, preactivation=preactivation)
 
 
 def resnet32(*, channels: int = 3, preactivation: bool = False) -> ResNet:
     """Resnet-32, the paper's backbone. With a softmax head on CIFAR-10 it has 464,154 parameters.
 
+    Parameters
+    ----------
+    channels, preactivation
+        As in `ResNet`.
+
+    Examples
+    --------
     >>> from mmlda import Classifier, SoftmaxHead
     >>> model = Classifier(resnet32(), SoftmaxHead(num_classes=10, dim=64))
     >>> sum(parameter.numel() for parameter in model.parameters())
@@ -177,9 +219,24 @@ def resnet32(*, channels: int = 3, preactivation: bool = False) -> ResNet:
 
 
 class ConvNet(nn.Module):
-    """Three 3x3 convolutions and a global average: a network for 8 x 8 digits that trains in seconds.
+    """Three 3x3 convolutions and global average pooling: a network for 8 x 8 digits that trains in seconds.
 
-    `batch_norm=False` leaves no coupling between the images of a batch.
+    Maps images `[N, channels, H, W]` to features `[N, 2 * width]`.
+
+    Parameters
+    ----------
+    channels
+        Channels of the images.
+    width
+        Channels of the first convolution.
+    batch_norm
+        Whether to normalise batches (default). Without it, the images of a batch do not influence each other.
+
+    Examples
+    --------
+    >>> import torch
+    >>> ConvNet(width=8)(torch.rand(2, 1, 8, 8)).shape
+    torch.Size([2, 16])
     """
 
     def __init__(self, *, channels: int = 1, width: int = 32, batch_norm: bool = True):
@@ -195,9 +252,45 @@ class ConvNet(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Features `[N, 2 * width]` of images `[N, channels, H, W]`."""
         return self.layers(x).mean((2, 3))  # [N, 2 * width]
 
 
 def conv_net(*, channels: int = 1, width: int = 32, batch_norm: bool = True) -> ConvNet:
-    """The small network for `digits`; see `ConvNet`."""
+    """The small network for 8 x 8 digits: a `ConvNet`.
+
+    Parameters
+    ----------
+    channels, width, batch_norm
+        As in `ConvNet`.
+
+    Examples
+    --------
+    >>> conv_net(width=8).num_features
+    16
+    """
     return ConvNet(channels=channels, width=width, batch_norm=batch_norm)
+
+
+class MLP(nn.Module):
+    """Linear layers, each followed by ReLU, for rows of `inputs` numbers: [N, inputs] -> [N, hidden[-1]].
+
+    >>> import torch
+    >>> MLP(inputs=4, hidden=(32, 16))(torch.rand(2, 4)).shape
+    torch.Size([2, 16])
+    """
+
+    def __init__(self, *, inputs: int, hidden: Sequence[int] = (64, 64)):
+        super().__init__()
+        if not hidden:
+            raise invalid("hidden", "at least one width", hidden)
+        widths = [check_count("inputs", inputs, 1), *(check_count("hidden", width, 1) for width in hidden)]
+        self.config = {"backbone": "mlp", "inputs": widths[0], "hidden": widths[1:]}
+        self.inputs, self.num_features = widths[0], widths[-1]
+        layers: list[nn.Module] = []
+        for before, after in itertools.pairwise(widths):
+            layers += [nn.Linear(before, after), nn.ReLU()]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)  # [N, hidden[-1]]

@@ -7,6 +7,7 @@ The scaling is inside the model, so attacks and users work on plain pixels.
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -16,23 +17,37 @@ from torch import Tensor, nn
 
 from mmlda._utils.checks import check_choice, check_count, invalid
 from mmlda._utils.device import device_of, eval_mode
-from mmlda.models.backbones import ConvNet, ResNet
+from mmlda.models.backbones import MLP, ConvNet, ResNet
 from mmlda.models.heads import MaxMahalanobisHead, SoftmaxHead
-
-__all__ = ["Classifier", "build"]
 
 
 class Classifier(nn.Module):
     """Scaling, backbone, latent layer and head as one network on pixels in [0, 1].
 
-    `model(x)` returns logits [N, L], `model.features(x)` the latent z [N, p], `model.predict(x)` classes [N] and
-    `model.predict_proba(x)` probabilities [N, L]. The pixels become (x - mean) / std; the defaults map them to the
-    paper's interval [-0.5, 0.5].
+    `model(x)` returns logits `[N, L]` for images `[N, C, H, W]`.
 
-    `latent=None` puts a linear layer between pooled features and a Max-Mahalanobis head (pooled ReLU features
-    are never negative, so without it most of the means could not be reached) and none before a softmax head.
-    `normalize=True` puts z on the sphere of radius sqrt(C) on which the means lie (unit vectors for softmax).
+    Parameters
+    ----------
+    backbone
+        Module with an attribute `num_features` whose output is `[N, num_features]`.
+    head
+        `MaxMahalanobisHead` or `SoftmaxHead`.
+    latent
+        Whether to put a linear layer before the head. The default (None) does so for a Max-Mahalanobis head only:
+        pooled ReLU features are never negative, so without it they could not reach most of the means.
+    normalize
+        Whether to project z onto the sphere of radius sqrt(C) that holds the means (the unit sphere for softmax).
+    mean, std
+        The backbone sees (x - mean) / std; a number, or one per channel. The defaults map pixels to the paper's
+        interval [-0.5, 0.5].
 
+    Raises
+    ------
+    ValueError
+        If backbone and head do not fit together, or `std` is not positive.
+
+    Examples
+    --------
     >>> from mmlda import MaxMahalanobisHead
     >>> from mmlda.models import conv_net
     >>> model = Classifier(conv_net(), MaxMahalanobisHead(num_classes=10, dim=16))
@@ -78,25 +93,64 @@ class Classifier(nn.Module):
 
     @property
     def num_classes(self) -> int:
+        """Number of classes L."""
         return self.head.num_classes  # type: ignore[return-value]
 
     def features(self, x: Tensor) -> Tensor:
-        z = self.latent(self.backbone((x - self.mean) / self.std))  # [N, p]
+        """Latent features z `[N, p]` of images `[N, C, H, W]` or rows `[N, D]`."""
+        mean, std = self.mean, self.std
+        if x.dim() == 2:  # rows of a table
+            mean, std = mean.flatten(1), std.flatten(1)
+        z = self.latent(self.backbone((x - mean) / std))  # [N, p]
         return z if self.radius is None else self.radius * F.normalize(z.float(), dim=1)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Logits `[N, L]` of images `[N, C, H, W]`."""
         return self.head(self.features(x))  # [N, L]
 
     def predict(self, x: Tensor, batch_size: int = 1000) -> Tensor:
-        """The most probable class of each image: [N, C, H, W] -> [N] int64.
+        """Predict the most probable class of each image, in eval mode and without gradients.
 
-        Runs `batch_size` images at a time, in eval mode and without a graph; the model's mode does not change.
+        Parameters
+        ----------
+        x
+            Images `[N, C, H, W]` in [0, 1], on any device.
+        batch_size
+            Images per forward pass.
+
+        Returns
+        -------
+        Tensor
+            Classes `[N]`, int64, on the model's device.
         """
         return self._logits(x, batch_size).argmax(1)
 
     def predict_proba(self, x: Tensor, batch_size: int = 1000) -> Tensor:
-        """P(y = k | x): [N, C, H, W] -> [N, L] floats, computed as in `predict`."""
+        """Predict the probability of each class, `[N, L]`; parameters as in `predict`."""
         return self._logits(x, batch_size).softmax(1)
+
+    def with_priors(self, priors: Any, labels: Any = None) -> Classifier:
+        """The same network with other class priors in its head; the backbone is shared.
+
+        Train with the priors of the training set and predict with others: uniform ones for balanced accuracy after
+        training on a long-tailed set. For a softmax head this is logit adjustment.
+
+        Parameters
+        ----------
+        priors
+            L numbers, None for uniform, or "empirical" for the shares of the classes among `labels`.
+        labels
+            Integers [N], only with "empirical".
+
+        >>> from mmlda.models import build
+        >>> model = build({"backbone": "conv_net", "num_classes": 2, "priors": [0.9, 0.1]}, seed=0)
+        >>> model.with_priors(None).head.priors.tolist()
+        [0.5, 0.5]
+        """
+        model = copy.copy(self)
+        model._modules = dict(self._modules)
+        model.head = self.head.with_priors(priors, labels)  # type: ignore[operator]
+        return model
 
     @torch.no_grad()
     def _logits(self, x: Tensor, batch_size: int) -> Tensor:
@@ -106,42 +160,54 @@ class Classifier(nn.Module):
 
     @property
     def config(self) -> dict[str, Any]:
-        """What `build` needs to make this network again, for the backbones of this module."""
+        """Settings from which `build` makes this network again; raises ValueError for a custom backbone."""
         backbone = getattr(self.backbone, "config", None)
         if backbone is None:
-            raise ValueError(
-                f"backbone must be one of this package, got {type(self.backbone).__name__} without a config"
-            )
+            raise invalid("backbone", "one of this package, which has a config", type(self.backbone).__name__)
         head: dict[str, Any] = {"num_classes": self.num_classes, "dim": self.head.dim}
         if isinstance(self.head, MaxMahalanobisHead):
             head |= {"head": "mmlda", "C": float(self.head.C), "precision": float(self.head.precision)}
-            if not bool((self.head.log_priors == self.head.log_priors[0]).all()):
-                head["priors"] = self.head.priors.tolist()
         else:
             head |= {"head": "softmax"}
+        priors = getattr(self.head, "log_priors", None)
+        if priors is not None and not bool((priors == priors[0]).all()):
+            head["priors"] = priors.exp().tolist()
         if self.radius is not None:
             head["normalize"] = True
-        return {
-            **backbone,
-            **head,
-            "latent": isinstance(self.latent, nn.Linear),
-            "mean": self.mean.flatten().tolist(),
-            "std": self.std.flatten().tolist(),
-        }
+        scaling = {"mean": self.mean.flatten().tolist(), "std": self.std.flatten().tolist()}
+        return {**backbone, **head, "latent": isinstance(self.latent, nn.Linear), **scaling}
 
 
 _BACKBONES = {
     "resnet": (ResNet, ("depth", "channels", "width", "preactivation", "activation")),
     "conv_net": (ConvNet, ("channels", "width", "batch_norm")),
+    "mlp": (MLP, ("inputs", "hidden")),
 }
 
 
 def build(config: dict[str, Any], *, seed: int | None = None) -> Classifier:
-    """The Classifier that a config describes, its weights drawn from the seed (the global generator untouched).
+    """Build the Classifier that a config describes.
 
-    Keys: backbone ("resnet", "conv_net") and its settings, head ("mmlda", "softmax"), num_classes, dim, C,
-    precision, priors, latent, mean, std. What is left out has its class's default.
+    Parameters
+    ----------
+    config
+        `backbone` ("resnet", "conv_net", "mlp") and its settings, `head` ("mmlda" or "softmax"), `num_classes`, `dim`,
+        `C`, `precision`, `priors`, `latent`, `normalize`, `mean`, `std`. Missing keys take the default of their class.
+    seed
+        Seed of the weights; torch's global generator is left as it was. None (default) draws from the global generator.
 
+    Returns
+    -------
+    Classifier
+        With new weights.
+
+    Raises
+    ------
+    ValueError
+        If the config has an unknown key or value.
+
+    Examples
+    --------
     >>> model = build({"backbone": "conv_net", "head": "mmlda", "num_classes": 10, "dim": 32, "C": 50.0}, seed=0)
     >>> model.config["C"]
     50.0
@@ -157,11 +223,8 @@ def build(config: dict[str, Any], *, seed: int | None = None) -> Classifier:
         backbone = kind(**{key: config.pop(key) for key in keys if key in config})
         settings = {"num_classes": config.pop("num_classes", 10), "dim": config.pop("dim", backbone.num_features)}
         outer = {key: config.pop(key) for key in ("latent", "normalize", "mean", "std") if key in config}
-        for key in ("mean", "std"):
-            if isinstance(outer.get(key), list):
-                outer[key] = tuple(outer[key])
-        if head_name == "mmlda":
-            settings |= {key: config.pop(key) for key in ("C", "precision", "priors") if key in config}
+        own = ("C", "precision", "priors") if head_name == "mmlda" else ("priors",)
+        settings |= {key: config.pop(key) for key in own if key in config}
         if config:
             raise invalid("config", f"settings of {name} with a {head_name} head", sorted(config))
         head = MaxMahalanobisHead(**settings) if head_name == "mmlda" else SoftmaxHead(**settings)

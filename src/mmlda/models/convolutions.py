@@ -1,10 +1,10 @@
-"""3x3 convolutions for networks of few channels, faster than cuDNN's on CUDA in half precision and in TF32.
+"""3x3 convolutions for networks with few channels, faster than cuDNN's on CUDA in half precision and in TF32.
 
-`conv3x3` is `F.conv2d(x, weight, stride=stride, padding=1)` in value, gradients and dtypes, under autocast too. Where
-`supported` says so it runs this package's Triton programs; anywhere else it is F.conv2d itself. The programs sum in a
-fixed order, so the same inputs give the same bits, which cuDNN's fastest weight gradients do not promise.
+`conv3x3` equals `F.conv2d(x, weight, stride=stride, padding=1)` in value, gradients and dtypes, also under autocast.
+Where `supported` returns True it runs this package's Triton kernels, elsewhere F.conv2d itself. The kernels sum in a
+fixed order, so the same inputs give the same bits, which cuDNN's fastest weight gradients do not guarantee.
 
-Triton is imported when a program first runs, never before.
+Triton is imported when a kernel first runs.
 """
 
 from __future__ import annotations
@@ -16,27 +16,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["conv3x3", "supported"]
-
 _CHANNELS = (16, 32, 64)
 _TRITON = importlib.util.find_spec("triton") is not None
 
 
 def supported(x: Tensor, weight: Tensor, stride: int = 1, *, tf32: bool = False) -> bool:
-    """Whether `conv3x3(x, weight, stride)`, called here and now, runs the fast programs.
+    """Whether `conv3x3` with these arguments runs the fast kernels under the current autocast setting.
 
-    It does for bfloat16 and half on CUDA (by dtype, or by autocast from a float32 weight), 16, 32 or 64 channels in
-    and out, and stride 1 or 2; images may have any size. With `tf32` for float32 too, given 16 channels in and a weight
-    that needs no gradient: the others are cuDNN's.
+    It does for bfloat16 and half precision on CUDA (by dtype, or by autocast from a float32 weight), 16, 32 or 64
+    channels in and out, and stride 1 or 2; images may have any size. With `tf32` it does for float32 too, given 16
+    input channels and a weight that needs no gradient; for other layers cuDNN is faster.
 
-    >>> supported(torch.zeros(1, 16, 8, 8), torch.zeros(16, 16, 3, 3))  # the CPU has F.conv2d
+    >>> supported(torch.zeros(1, 16, 8, 8), torch.zeros(16, 16, 3, 3))  # on the CPU
     False
     """
     if not (_TRITON and x.is_cuda and weight.is_cuda and x.dim() == 4 and weight.dim() == 4 and stride in (1, 2)):
         return False
     if torch.is_autocast_enabled("cuda"):
         kind = torch.get_autocast_dtype("cuda")
-        right = weight.dtype in (kind, torch.float32)  # the programs convert float32 weights as they read them
+        right = weight.dtype in (kind, torch.float32)  # the kernels convert float32 weights as they read them
     else:
         kind = x.dtype
         right = weight.dtype == kind
@@ -54,11 +52,11 @@ def supported(x: Tensor, weight: Tensor, stride: int = 1, *, tf32: bool = False)
 
 
 def conv3x3(x: Tensor, weight: Tensor, stride: int = 1, *, tf32: bool = False) -> Tensor:
-    """Correlate x [N, C, H, W] with weight [D, C, 3, 3], one zero around the image: [N, D, H', W'].
+    """Correlate x [N, C, H, W] with weight [D, C, 3, 3], padded by one zero on each side: [N, D, H', W'].
 
-    H' = (H - 1) // stride + 1, and W' alike. Fastest with x and weight in channels_last memory format; the output
-    has it. Gradients of gradients are left to F.conv2d. With `tf32` float32 may be multiplied as TF32, rounded to
-    nearest as cuDNN does it; it is not where cuDNN is told not to either (`torch.backends.cudnn.allow_tf32 = False`).
+    H' = (H - 1) // stride + 1, and likewise W'. Fastest with x and weight in channels_last memory format, which the
+    output has too. Second derivatives need F.conv2d. With `tf32`, float32 may be multiplied as TF32, rounded to nearest
+    as in cuDNN, unless `torch.backends.cudnn.allow_tf32` is False.
 
     >>> x, weight = torch.rand(2, 16, 8, 8), torch.rand(32, 16, 3, 3)
     >>> conv3x3(x, weight, stride=2).shape
@@ -71,7 +69,7 @@ def conv3x3(x: Tensor, weight: Tensor, stride: int = 1, *, tf32: bool = False) -
     return _forward(x, weight, stride)
 
 
-# The programs as operators of their own: torch.compile and graph capture see one call each, and no graph breaks.
+# The kernels are registered as operators: torch.compile and graph capture see one call each, without graph breaks.
 
 
 def _dense(x: Tensor) -> Tensor:
@@ -79,9 +77,9 @@ def _dense(x: Tensor) -> Tensor:
 
 
 def _aside(x: Tensor) -> bool:
-    """Whether the operators call ATen's: no bfloat16 or TF32 matrix products before Ampere, or no TF32 allowed.
+    """Whether to call ATen instead: bfloat16 and TF32 matrix products need Ampere, and TF32 must be allowed.
 
-    Asked when they run, since a compiled step would remember the answer.
+    Evaluated on every run, since a compiled step would cache the answer.
     """
     if x.dtype == torch.float32 and not _tf32_allowed():
         return True
@@ -89,12 +87,10 @@ def _aside(x: Tensor) -> bool:
 
 
 def _tf32_allowed() -> bool:
-    # The same as `tf32_allowed` of attacks/precision.py: neither package may import the other.
-    try:
-        allowed = torch.backends.cudnn.allow_tf32
-    except RuntimeError:  # torch's newer setting is in use, and the older one can't be read beside it
-        allowed = torch.backends.cudnn.conv.fp32_precision == "tf32"  # type: ignore[attr-defined]
-    return allowed and torch.backends.cudnn.enabled
+    # Also in attacks/carlini.py: neither package may import the other.
+    cudnn = torch.backends.cudnn
+    allowed = cudnn.conv.fp32_precision == "tf32" if hasattr(cudnn, "conv") else cudnn.allow_tf32
+    return allowed and cudnn.enabled
 
 
 def _aten_grad(dy: Tensor, x: Tensor, weight: Tensor, stride: int, which: int) -> Tensor:

@@ -1,7 +1,7 @@
-"""The heads: latent features z [N, p] in, logits [N, L] out, each with its losses.
+"""Heads: from latent features z [N, p] to logits [N, L], each with its losses.
 
-`MaxMahalanobisHead` is the paper's (Sec. 3.2): the posterior of the Max-Mahalanobis distribution, nothing to learn.
-`SoftmaxHead` is the baseline it is measured against: softmax regression, a learned linear layer.
+`MaxMahalanobisHead` is the paper's (Sec. 3.2): the posterior of the Max-Mahalanobis distribution, without learnable
+parameters. `SoftmaxHead` is the baseline: softmax regression, a learned linear layer.
 
 ||z||^2 is the same for every class, so it cancels in the posterior and the head is a fixed linear layer:
 
@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Self
@@ -18,23 +19,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmlda._utils.checks import check_count, check_positive, check_priors
-from mmlda.theory.distribution import (
-    LatentFit,
-    check_range,
-    check_tensor,
-    empirical_priors,
-    latent_fit,
-)
-from mmlda.theory.means import pairwise_distances, separated_means
-
-__all__ = ["MaxMahalanobisHead", "SoftmaxHead"]
+from mmlda._utils.checks import check_choice, check_count, check_positive, check_priors, invalid
+from mmlda.theory.distribution import LatentFit, check_floating, described, empirical_priors, latent_fit
+from mmlda.theory.means import check_range, pairwise_distances, separated_means
 
 Priors = Tensor | Sequence[float] | str | None
 
 
 class _Head(nn.Module):
-    """What the two heads share: checks, predictions, priors, and buffers that never drop below float32."""
+    """Base of both heads: checks, predictions, priors, and buffers of at least float32."""
 
     num_classes: int
     dim: int
@@ -42,14 +35,22 @@ class _Head(nn.Module):
     losses: tuple[str, ...]
 
     def loss(self, z: Tensor, y: Tensor, name: str = "ce", reduction: str = "mean") -> Tensor:
-        """The loss `name` (one of `losses`) of features z [N, p] with classes y [N].
+        """Loss of features with their classes.
 
-        reduction: "mean" or "sum" give a scalar, "none" gives [N].
+        Parameters
+        ----------
+        z
+            Features `[N, p]`.
+        y
+            Classes `[N]`, int64.
+        name
+            One of `losses`.
+        reduction
+            "mean" (default) and "sum" return a scalar, "none" returns `[N]`.
         """
         if name not in self.losses:
-            raise ValueError(f"name must be one of {self.losses} for a {type(self).__name__}, got {name!r}")
-        if reduction not in ("none", "mean", "sum"):
-            raise ValueError(f"reduction must be 'none', 'mean' or 'sum', got {reduction!r}")
+            raise invalid("name", f"one of {self.losses} for a {type(self).__name__}", name)
+        check_choice("reduction", reduction, ("none", "mean", "sum"))
         self._check_features(z)
         self._check_labels(y, len(z))
         if name == "ce":
@@ -58,49 +59,45 @@ class _Head(nn.Module):
         return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
 
     def predict_proba(self, z: Tensor) -> Tensor:
-        """P(y = k | z): [N, p] -> [N, L]. In float32 it is often exactly 0 or 1; attacks want `head(z)`."""
+        """Class probabilities `[N, L]` of features `[N, p]`.
+
+        In float32 they are often exactly 0 or 1, so attacks should use the logits `head(z)`.
+        """
         return self(z).softmax(1)
 
     def predict(self, z: Tensor) -> Tensor:
-        """The most probable class: [N, p] -> [N], int64."""
+        """Most probable class `[N]`, int64, of features `[N, p]`."""
         return self(z).argmax(1)
 
     @property
     def priors(self) -> Tensor:
-        """pi, [L]."""
+        """Class priors `[L]`."""
         return self.log_priors.exp()
 
     def _resolve(self, priors: Priors, labels: Tensor | Sequence[int] | None) -> Tensor:
-        """log priors [L] for `with_priors`, of the dtype and on the device of the present ones."""
-        if isinstance(priors, str) and priors == "empirical":
-            if labels is None:
-                raise ValueError("labels must be given where priors = 'empirical', got None")
-            pi = empirical_priors(labels, self.num_classes)
-        elif labels is not None:
-            raise ValueError(f"priors must be 'empirical' where labels are given, got {priors!r}")
-        elif isinstance(priors, str):
-            raise ValueError(f"priors must be {self.num_classes} numbers, None or 'empirical', got {priors!r}")
-        else:
-            pi = check_priors(priors, self.num_classes)
+        """Log priors [L] for `with_priors`, with the dtype and device of the current ones."""
+        empirical = isinstance(priors, str) and priors == "empirical"
+        if empirical and labels is None:
+            raise ValueError("labels must be given where priors = 'empirical', got None")
+        if labels is not None and not empirical:
+            raise invalid("priors", "'empirical' where labels are given", priors)
+        pi = check_priors(priors, self.num_classes) if labels is None else empirical_priors(labels, self.num_classes)
         return pi.detach().log().to(self.log_priors)
 
     def _check_features(self, z: Tensor) -> None:
-        """Shape and dtype always. Values on the CPU only, where looking costs no synchronisation, and only without a
-        gradient: while training, NaN goes through, so that the loop sees the loss become NaN and says at which step.
+        """Raise ValueError for bad features.
+
+        Values are checked on the CPU only, where this needs no synchronisation, and only without gradients: in training
+        NaN passes, and the loop reports the step at which the loss became NaN.
         """
-        check_tensor("z", z)
-        if z.dim() != 2 or z.shape[1] != self.dim:
-            raise ValueError(f"z must have shape [N, {self.dim}], got {list(z.shape)}")
-        if not z.is_floating_point():
-            raise ValueError(f"z must have a floating dtype, got {z.dtype}")
-        # One sum is the cheapest look at every value. Finite numbers can overflow it: look again before complaining.
+        check_floating("z", z, "N", self.dim)
+        # One sum is the cheapest check of every value. Finite numbers can overflow it, so check again before raising.
         if not z.requires_grad and _eager(z) and _true(~z.sum().isfinite()) and _true(~z.isfinite().all()):
             raise ValueError(f"z must be finite, got NaN or infinity in {list(z.shape)}")
 
     def _check_labels(self, y: Tensor, count: int) -> None:
-        check_tensor("y", y)
-        if y.dtype != torch.int64 or y.dim() != 1 or y.shape[0] != count:
-            raise ValueError(f"y must be int64 [{count}], got {y.dtype} {list(y.shape)}")
+        if not isinstance(y, Tensor) or y.dtype != torch.int64 or y.shape != (count,):
+            raise ValueError(f"y must be int64 [{count}], got {described(y)}")
         if _eager(y) and count:
             outside = (y < 0) | (y >= self.num_classes)
             if _true(outside.any()):
@@ -108,8 +105,10 @@ class _Head(nn.Module):
                 raise ValueError(f"y must be classes from 0 to {self.num_classes - 1}, got {wrong}")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """`.to()`, `.half()`, ...: buffers move, but stay float32 at least (half would shift logits at C = 100 by
-        0.05), and `.double()` rebuilds what float32 had rounded."""
+        """Keep buffers at float32 at least in `.to()`, `.half()`, ...; `.double()` recomputes rounded ones.
+
+        Half precision would shift logits by 0.05 at C = 100.
+        """
         before = dict(self._buffers)
         super()._apply(fn, recurse)
         for name, old in before.items():
@@ -129,12 +128,8 @@ class _Head(nn.Module):
 class MaxMahalanobisHead(_Head):
     r"""The MM-LDA head (Eq. 5): logits_k = z . (precision * mu_k) + log pi_k, without learnable parameters.
 
-    The means are Algorithm 1's where num_classes <= dim + 1 and `separated_means` beyond. `means` gives other
-    directions [L, p]; each row is scaled to squared norm C. Means, log priors and precision are buffers: saved in
-    `state_dict`, moved by `.to()`, and float32 at least whatever the network's dtype. Logits come in the wider of
-    z's dtype and the means', also under autocast. A class with prior 0 has logit -inf: it is never predicted.
-
-    precision: 1 is the paper's Eq. 5; 2 is Appendix B.1, whose exp(2 mu.mu) belongs to a covariance of I / 2.
+    Means, log priors and precision are buffers: saved in `state_dict`, moved by `.to()`, and float32 at least whatever
+    the network's dtype. Logits have the wider of z's dtype and the means', also under autocast.
 
     Losses of features z with classes y:
 
@@ -143,6 +138,30 @@ class MaxMahalanobisHead(_Head):
     - "centre", the centre loss: the objective that Appendix B.1 truncates, which does pull z to mu_y:
       -log P(z, y) = precision / 2 ||z - mu_y||^2 - log pi_y + p / 2 log(2 pi / precision).
 
+    Parameters
+    ----------
+    num_classes
+        Number of classes L, >= 2.
+    dim
+        Dimension p of z.
+    C
+        Squared norm of the means, > 0.
+    priors
+        Class priors `[L]` (default: uniform). A class with prior 0 has logit -inf and is never predicted.
+    precision
+        Inverse variance of each class. 1 (default) is the paper's Eq. 5; 2 is Appendix B.1, whose exp(2 mu.mu) belongs
+        to a covariance of I / 2.
+    means
+        Directions `[L, p]` of the means, scaled to squared norm C (default: Algorithm 1's for L <= p + 1,
+        `separated_means` otherwise).
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of range, or the dtype cannot hold the logits.
+
+    Examples
+    --------
     >>> head = MaxMahalanobisHead(num_classes=10, dim=64, C=100.0)
     >>> z = head.means[:3]  # features exactly on their means
     >>> logits = head(z)
@@ -161,9 +180,9 @@ class MaxMahalanobisHead(_Head):
 
     def __init__(
         self,
-        *,
         num_classes: int,
         dim: int,
+        *,
         C: float = 100.0,
         priors: Tensor | Sequence[float] | None = None,
         precision: float = 1.0,
@@ -185,11 +204,12 @@ class MaxMahalanobisHead(_Head):
         self.register_buffer("precision", torch.tensor(precision, dtype=dtype, device=device))
 
     def extra_repr(self) -> str:
+        """Describe the settings."""
         precision = "" if self.precision.is_meta else f", precision={float(self.precision):g}"
         return f"num_classes={self.num_classes}, dim={self.dim}, C={self.C:g}{precision}"
 
     def forward(self, z: Tensor) -> Tensor:
-        """Logits z . (precision * mu_k) + log pi_k: [N, p] -> [N, L], float32 at least."""
+        """Logits z . (precision * mu_k) + log pi_k: `[N, p]` -> `[N, L]`, float32 at least."""
         self._check_features(z)
         if _autocast(z):
             with torch.autocast(z.device.type, enabled=False):
@@ -197,8 +217,8 @@ class MaxMahalanobisHead(_Head):
         return self._logits(z)
 
     def _logits(self, z: Tensor) -> Tensor:
-        # The product is made anew each time: it costs little beside the matmul, and no copy can go stale when a
-        # state_dict is loaded. DDP may also rewrite the buffers between forward and backward.
+        # Recomputed on every call: it is cheap next to the matmul, and a cached product would be stale after loading a
+        # state_dict. DDP may also rewrite the buffers between forward and backward.
         weight, bias = self.means * self.precision, self.log_priors
         if z.dtype != weight.dtype:
             dtype = torch.promote_types(torch.promote_types(z.dtype, weight.dtype), torch.float32)
@@ -219,37 +239,37 @@ class MaxMahalanobisHead(_Head):
         return self.precision / 2 * squared - self.log_priors.index_select(0, y) + normaliser
 
     def distances(self, z: Tensor) -> Tensor:
-        """Mahalanobis distances sqrt(precision) ||z - mu_k||: [N, p] -> [N, L]. Once differentiable."""
+        """Mahalanobis distances sqrt(precision) ||z - mu_k||: `[N, p]` -> `[N, L]`. Differentiable once."""
         self._check_features(z)
         dtype = torch.promote_types(z.dtype, self.means.dtype)
         return pairwise_distances(z.to(dtype), self.means.to(dtype)) * self.precision.sqrt()
 
     def latent_fit(self, z: Tensor, y: Tensor) -> LatentFit:
-        """How far features z [N, p] of classes y [N] are from N(mu_y, I / precision); see `mmlda.latent_fit`."""
+        """Measure how far features z `[N, p]` of classes y `[N]` are from N(mu_y, I / precision); see `latent_fit`."""
         return latent_fit(z, y, self.means, float(self.precision))
 
     def with_priors(self, priors: Priors, labels: Tensor | Sequence[int] | None = None) -> MaxMahalanobisHead:
         """A new head with other priors that shares these means: train with one prior, test with another.
 
-        priors: L numbers, None for uniform, or "empirical" for the shares of the classes among `labels`.
+        Parameters
+        ----------
+        priors
+            Class priors `[L]`, None for uniform, or "empirical" for the shares of the classes among `labels`.
+        labels
+            Classes `[N]`, for "empirical" only.
 
+        Examples
+        --------
         >>> head = MaxMahalanobisHead(num_classes=3, dim=2, C=1.0)
         >>> head.with_priors("empirical", labels=torch.tensor([0, 0, 1, 2])).priors.tolist()
         [0.5, 0.25, 0.25]
         """
-        head = type(self).__new__(type(self))
-        nn.Module.__init__(head)
-        head.num_classes, head.dim, head.C = self.num_classes, self.dim, self.C
-        head.register_buffer("means", self.means)
-        head.register_buffer("log_priors", self._resolve(priors, labels))
-        head.register_buffer("precision", self.precision)
-        return head.train(self.training)
+        head = copy.deepcopy(self, {id(shared): shared for shared in (self.means, self.precision)})
+        head.log_priors = self._resolve(priors, labels)
+        return head
 
     def _scaled(self, means: Tensor) -> Tensor:
-        L, p = self.num_classes, self.dim
-        if not isinstance(means, Tensor) or means.shape != (L, p) or not means.is_floating_point():
-            found = f"{means.dtype} {list(means.shape)}" if isinstance(means, Tensor) else type(means).__name__
-            raise ValueError(f"means must be a floating tensor [{L}, {p}], got {found}")
+        check_floating("means", means, self.num_classes, self.dim)
         norm = means.detach().double().norm(dim=1, keepdim=True)  # [L, 1]
         bad = norm[~((norm > 0) & (norm < math.inf))]
         if bad.numel():
@@ -282,12 +302,26 @@ class MaxMahalanobisHead(_Head):
 class SoftmaxHead(_Head, nn.Linear):
     """Softmax regression, the paper's baseline: logits = W z + b, both learned. Used like `MaxMahalanobisHead`.
 
-    The matmul runs in the autocast dtype as in any linear layer; the logits come in float32 at least. The one loss
-    is "ce". There are no means, so there are no distances.
+    The matmul runs in the autocast dtype as in any linear layer; the logits are float32 at least. The only loss is
+    "ce". There are no means, so there are no distances.
 
-    `priors` says which class shares the training data has (None: equal). Training ignores it, as softmax regression
-    learns them in b; `with_priors` needs it to know what to take out.
+    Parameters
+    ----------
+    num_classes
+        Number of classes L, >= 2.
+    dim
+        Dimension p of z.
+    priors
+        Class shares `[L]` of the training data, > 0 (default: equal). Training ignores them, since b learns them;
+        `with_priors` removes them.
 
+    Raises
+    ------
+    ValueError
+        If an argument is out of range.
+
+    Examples
+    --------
     >>> head = SoftmaxHead(num_classes=10, dim=64)
     >>> z = torch.randn(3, 64)
     >>> head(z).shape, head.loss(z, torch.tensor([0, 1, 2])).shape
@@ -296,7 +330,7 @@ class SoftmaxHead(_Head, nn.Linear):
 
     losses = ("ce",)
 
-    def __init__(self, *, num_classes: int, dim: int, priors: Tensor | Sequence[float] | None = None):
+    def __init__(self, num_classes: int, dim: int, *, priors: Tensor | Sequence[float] | None = None):
         num_classes, dim = check_count("num_classes", num_classes, 2), check_count("dim", dim, 1)
         log_priors = check_priors(priors, num_classes, positive=True).detach().log()
         nn.Linear.__init__(self, dim, num_classes)
@@ -305,7 +339,7 @@ class SoftmaxHead(_Head, nn.Linear):
         self.register_buffer("log_priors", log_priors.to(self.weight.device, dtype))  # [L]
 
     def forward(self, z: Tensor) -> Tensor:
-        """Logits W z + b: [N, p] -> [N, L], float32 at least."""
+        """Logits W z + b: `[N, p]` -> `[N, L]`, float32 at least."""
         self._check_features(z)
         weight, bias = self.weight, self.bias
         if z.dtype != weight.dtype and not _autocast(z):
@@ -316,37 +350,50 @@ class SoftmaxHead(_Head, nn.Linear):
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def with_priors(self, priors: Priors, labels: Tensor | Sequence[int] | None = None) -> SoftmaxHead:
-        """A new head for other class shares: the same weight (shared), b_k + log(new_k / old_k) as its bias.
+        """A new head for other class shares, with the same (shared) weight and the bias b_k + log(new_k / old_k).
 
-        By Bayes' theorem, where P(z | y) is the same in both. The old shares are those given as `priors`, so give
-        them when the training data is not balanced. priors: L positive numbers, None for equal, or "empirical" for
-        the shares among `labels`.
+        This is Bayes' theorem for an unchanged P(z | y). The old shares are the constructor's `priors`, so pass them
+        if the training data is not balanced.
+
+        Parameters
+        ----------
+        priors
+            Class shares `[L]`, > 0; None for equal ones; or "empirical" for the shares among `labels`.
+        labels
+            Classes `[N]`, for "empirical" only.
+
+        Raises
+        ------
+        ValueError
+            If a prior is 0.
+
+        Examples
+        --------
+        >>> head = SoftmaxHead(num_classes=2, dim=3).with_priors([0.25, 0.75])
+        >>> [round(prior, 2) for prior in head.priors.tolist()]
+        [0.25, 0.75]
         """
         log_priors = self._resolve(priors, labels)
         if not bool(log_priors.isfinite().all()):
             raise ValueError("priors must be > 0 for a softmax head, which divides by them, got 0")
-        head = type(self).__new__(type(self))
-        nn.Module.__init__(head)
-        head.num_classes, head.dim = self.num_classes, self.dim
-        head.in_features, head.out_features = self.in_features, self.out_features
-        head.weight = self.weight
+        head = copy.deepcopy(self, {id(self.weight): self.weight})
         shift = (log_priors - self.log_priors).to(self.bias.dtype)
         head.bias = nn.Parameter(self.bias.detach() + shift, requires_grad=self.bias.requires_grad)
-        head.register_buffer("log_priors", log_priors)
-        return head.train(self.training)
+        head.log_priors = log_priors
+        return head
 
 
 def _autocast(x: Tensor) -> bool:
-    return not x.is_meta and torch.is_autocast_enabled(x.device.type)  # meta has none to ask for
+    return not x.is_meta and torch.is_autocast_enabled(x.device.type)  # autocast does not know meta
 
 
 def _eager(x: Tensor) -> bool:
-    """Whether looking at x's values is free of synchronisation and of graph breaks."""
+    """Whether reading the values of x needs no synchronisation and causes no graph break."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _true(condition: Tensor) -> bool:
     try:
         return bool(condition)
-    except RuntimeError:  # under vmap and fake tensors there is no value to look at
+    except RuntimeError:  # vmap and fake tensors have no value to read
         return False

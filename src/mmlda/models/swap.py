@@ -12,13 +12,27 @@ from mmlda._utils.checks import invalid
 from mmlda.models.classifier import Classifier
 from mmlda.models.heads import MaxMahalanobisHead
 
-__all__ = ["SwappedHead", "swap_head"]
-
 log = logging.getLogger("mmlda")
 
 
 class SwappedHead(nn.Sequential):
-    """The latent layer and the head that `swap_head` inserts. Printing the model shows which layer they replaced."""
+    """The latent layer and the head that `swap_head` inserts. Printing the model shows which layer they replaced.
+
+    Parameters
+    ----------
+    latent
+        Linear layer to the head's dimension.
+    head
+        Head on latent features.
+    name, old
+        Name and module of the replaced layer.
+
+    Examples
+    --------
+    >>> net = swap_head(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), num_classes=10)
+    >>> type(net[1]).__name__, net[1].latent.out_features
+    ('SwappedHead', 64)
+    """
 
     def __init__(self, latent: nn.Module, head: nn.Module, name: str, old: nn.Linear):
         super().__init__()
@@ -26,6 +40,7 @@ class SwappedHead(nn.Sequential):
         self.replaced = f"{name}: {old}"
 
     def extra_repr(self) -> str:
+        """Describe the replaced layer."""
         return f"replaced {self.replaced}"
 
 
@@ -40,14 +55,39 @@ def swap_head(
     head: nn.Module | None = None,
     layer: str | None = None,
 ) -> nn.Module:
-    """A copy of any network with its last `nn.Linear` replaced by a latent layer and a Max-Mahalanobis head.
+    """Copy a network, with its last `nn.Linear` replaced by a latent layer and a Max-Mahalanobis head.
 
-    Works on torchvision's and timm's models and on your own; all other modules keep their weights, and the model
-    given is left as it was. The name of what was replaced is logged and kept in `.replaced` of the new layer.
-    `dim` is the latent dimension (default: the replaced layer's inputs, at least num_classes - 1); `head` puts in
-    another head of that dimension; `layer` names the layer to replace where the last one is not the classifier.
-    In a `Classifier`, and in a network that `swap_head` has made, the latent layer and the head change together.
+    Works with models of torchvision and timm and with your own. All other modules keep their weights; the given model
+    does not change. The replaced layer is logged and kept in `.replaced` of the new one. In a `Classifier`, and in a
+    network from `swap_head`, the latent layer and the head are replaced together.
 
+    Parameters
+    ----------
+    model
+        Any network with an `nn.Linear`.
+    num_classes
+        Number of classes.
+    dim
+        Latent dimension (default: the inputs of the replaced layer, at least num_classes - 1).
+    C, priors, precision
+        As in `MaxMahalanobisHead`.
+    head
+        Head to insert (default: a new `MaxMahalanobisHead`).
+    layer
+        Name of the layer to replace, if the last one is not the classifier.
+
+    Returns
+    -------
+    nn.Module
+        The new network.
+
+    Raises
+    ------
+    ValueError
+        If there is no such layer, or `head` does not have `num_classes` and `dim`.
+
+    Examples
+    --------
     >>> import torch
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     >>> new = swap_head(net, num_classes=10)
@@ -59,7 +99,7 @@ def swap_head(
     linears = {
         name: module
         for name, module in model.named_modules()
-        # attention's output projection is used through its weight alone, its forward never runs
+        # attention uses only the weight of its output projection and never calls the layer
         if isinstance(module, nn.Linear) and not isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear)
     }
     if not linears:
@@ -70,15 +110,9 @@ def swap_head(
     old = linears[name]
     if isinstance(old, nn.LazyLinear):
         raise ValueError(f"layer must have a size, got the LazyLinear {name!r}: run one batch through the model first")
-    # where a latent layer and a head stand already, one alone would no longer fit the other
-    whole = next(
-        (
-            module
-            for path, module in model.named_modules()
-            if isinstance(module, Classifier | SwappedHead) and f".{name}.".startswith(f".{path}." if path else ".")
-        ),
-        None,
-    )
+    # replacing only one of an existing latent layer and head would leave them incompatible
+    wholes = (module for module in model.modules() if isinstance(module, Classifier | SwappedHead))
+    whole: Any = next((module for module in wholes if old in module.modules()), None)
     inputs: Any = old.in_features
     if whole is not None:
         if layer is not None and not (old is whole.latent or old is whole.head):
@@ -93,15 +127,11 @@ def swap_head(
         raise ValueError(f"head must have {wanted}, got {head.num_classes} and {head.dim}")
     width: int = head.dim  # type: ignore[assignment]
     latent = nn.Linear(inputs, width, device=old.weight.device, dtype=old.weight.dtype)
+    head = head.to(old.weight.device)
+    # deepcopy's memo puts the new layers in place of the old ones, even if the model is that one layer
     if whole is not None:
         log.info("replaced %s and %s by %s -> %s", whole.latent, whole.head, latent, type(head).__name__)
-        memo = {id(whole.latent): latent, id(whole.head): head.to(old.weight.device)}
-        return copy.deepcopy(model, memo)
-    new = SwappedHead(latent, head.to(old.weight.device), name, old)
-    if name:
-        memo = {id(old): new}  # the copy takes the new layer wherever the old one stood
-        model = copy.deepcopy(model, memo)
-    else:
-        return new  # the model was that one layer
+        return copy.deepcopy(model, {id(whole.latent): latent, id(whole.head): head})
+    new = SwappedHead(latent, head, name, old)
     log.info("replaced %s by %s -> %s", new.replaced, latent, type(head).__name__)
-    return model
+    return copy.deepcopy(model, {id(old): new})

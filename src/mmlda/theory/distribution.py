@@ -13,38 +13,35 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from mmlda._utils.checks import check_count, check_positive, check_priors
-from mmlda.theory.means import pairwise_distances, separated_means
-
-__all__ = ["LatentFit", "MaxMahalanobisDistribution", "empirical_priors", "latent_fit"]
+from mmlda._utils.checks import check_count, check_positive, check_priors, invalid, to_tensor
+from mmlda.theory.means import broadcast_shape, check_range, pairwise_distances, separated_means
 
 
-def check_tensor(name: str, value: Any) -> None:
-    if not isinstance(value, Tensor):
-        raise ValueError(f"{name} must be a tensor, got {type(value).__name__}")
+def described(value: Any) -> str:
+    """Dtype and shape of a tensor, or the type of another value, for error messages."""
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
-def check_range(name: str, value: float, dtype: torch.dtype) -> float:
-    """A number > 0 that stays finite and > 0 in the dtype, or a ValueError that names it."""
-    info = torch.finfo(dtype)
-    if not info.tiny <= value <= info.max:
-        raise ValueError(f"{name} must be from {info.tiny:.2g} to {info.max:.2g} in {dtype}, got {value!r}")
-    return value
+def check_floating(name: str, value: Any, *shape: int | str) -> None:
+    """Raise ValueError unless `value` is a floating tensor of this shape; strings stand for any size."""
+    right = isinstance(value, Tensor) and value.is_floating_point() and value.dim() == len(shape)
+    if not right or any(size != wanted for size, wanted in zip(value.shape, shape) if isinstance(wanted, int)):
+        wanted = ", ".join(map(str, shape))
+        raise ValueError(f"{name} must be a floating tensor [{wanted}], got {described(value)}")
 
 
 def check_labels(name: str, labels: Any, num_classes: int) -> Tensor:
-    """Labels [N] as int64 in 0 .. L - 1, or a ValueError. Reads the values, so it waits for a GPU."""
+    """Return labels [N] as int64; raise ValueError unless they are in 0 .. L - 1. Synchronises with a GPU."""
     try:
         labels = torch.as_tensor(labels)
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(f"{name} must be int64 [N], got {labels!r}") from None
     if labels.dim() != 1 or labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise ValueError(f"{name} must be int64 [N], got {labels.dtype} {list(labels.shape)}")
+        raise ValueError(f"{name} must be int64 [N], got {described(labels)}")
     labels = labels.long()
     outside = labels[(labels < 0) | (labels >= num_classes)]
     if outside.numel():
@@ -53,30 +50,66 @@ def check_labels(name: str, labels: Any, num_classes: int) -> Tensor:
 
 
 def empirical_priors(labels: Tensor | Sequence[int], num_classes: int) -> Tensor:
-    """The share of each class among the labels [N]: float64 [L]. A class without labels gets 0.
+    """Share of each class among the labels.
 
+    Parameters
+    ----------
+    labels
+        Classes `[N]`, integers in 0 .. L - 1; at least one.
+    num_classes
+        Number of classes L, >= 2.
+
+    Returns
+    -------
+    Tensor
+        Shares `[L]` in float64; 0 for a class without labels.
+
+    Raises
+    ------
+    ValueError
+        If there are no labels, or one of them is not a class.
+
+    Examples
+    --------
     >>> empirical_priors([0, 0, 2, 1], num_classes=3).tolist()
     [0.5, 0.25, 0.25]
     """
     count = check_count("num_classes", num_classes, 2)
-    if not isinstance(labels, Tensor) and len(labels) == 0:
-        labels = torch.empty(0, dtype=torch.int64)
-    labels = check_labels("labels", labels, count)
-    if not labels.numel():
+    if not len(labels):
         raise ValueError("labels must have at least one label, got none")
+    labels = check_labels("labels", labels, count)
     return torch.bincount(labels, minlength=num_classes).double() / labels.numel()
 
 
 class MaxMahalanobisDistribution(Distribution):
     r"""The mixture P(z) = sum_k pi_k N(z; mu_k, I / precision) around Max-Mahalanobis means, with its labels.
 
-    Shapes: events are [p]. `C`, `precision` (any shape) and `priors` ([..., L]) broadcast to the batch shape, so one
-    object can hold a whole grid of distributions. Tensors decide dtype and device, numbers take torch's defaults;
-    float32 at least.
+    Events have shape `[p]`. `C`, `precision` and `priors` broadcast to the batch shape, so one object can hold a grid
+    of distributions. Tensors determine dtype and device, numbers take torch's defaults; float32 at least. A mixture has
+    no reparameterised sample, so there is no `rsample`.
 
-    A mixture has no reparameterised sample, so there is no `rsample`. A prior of 0 is allowed: that class is never
-    drawn and has posterior 0. Values are checked as in any torch distribution, unless `validate_args=False`.
+    Parameters
+    ----------
+    num_classes
+        Number of classes L, >= 2.
+    dim
+        Dimension p of z.
+    C
+        Squared norm of the means, > 0; a number or a tensor of any shape.
+    priors
+        Class priors `[..., L]` (default: uniform). A class with prior 0 is never drawn and has posterior 0.
+    precision
+        Inverse variance of each class, > 0; a number or a tensor of any shape.
+    validate_args
+        Whether to check the values of tensors (default: torch's setting, normally True).
 
+    Raises
+    ------
+    ValueError
+        If a parameter is out of range, or if the batch shapes do not broadcast.
+
+    Examples
+    --------
     >>> dist = MaxMahalanobisDistribution(num_classes=10, dim=64, C=100.0)
     >>> z, y = dist.sample_labeled((1000,), generator=torch.Generator().manual_seed(0))
     >>> z.shape, y.shape, dist.log_prob(z).shape, dist.posterior(z).shape
@@ -90,11 +123,7 @@ class MaxMahalanobisDistribution(Distribution):
     torch.Size([7, 5, 2])
     """
 
-    arg_constraints = {  # noqa: RUF012 (torch declares it so)
-        "C": constraints.positive,
-        "priors": constraints.simplex,
-        "precision": constraints.positive,
-    }
+    arg_constraints = dict.fromkeys(("C", "precision"), constraints.positive) | {"priors": constraints.simplex}
     support = constraints.real_vector
     has_rsample = False
 
@@ -111,7 +140,7 @@ class MaxMahalanobisDistribution(Distribution):
         self.num_classes, self.dim = check_count("num_classes", num_classes, 2), check_count("dim", dim, 1)
         validate = self._validate_args if validate_args is None else validate_args
         given = [a for a in (C, priors, precision) if isinstance(a, Tensor)]
-        dtype = torch.float32  # at least: half has no room for squared distances at C = 100
+        dtype = torch.float32  # at least: half precision is too coarse for squared distances at C = 100
         for other in [a.dtype for a in given if a.is_floating_point()] or [torch.get_default_dtype()]:
             dtype = torch.promote_types(dtype, other)
         device = given[0].device if given else torch.get_default_device()
@@ -119,13 +148,9 @@ class MaxMahalanobisDistribution(Distribution):
 
         C, precision = _positive("C", C, validate, like), _positive("precision", precision, validate, like)
         pi = _batched_priors(priors, num_classes, validate).to(**like)
-        try:
-            batch = torch.broadcast_shapes(C.shape, precision.shape, pi.shape[:-1])
-        except RuntimeError as error:
-            raise ValueError(
-                f"C, precision and priors (without its last dimension) must have shapes that broadcast, got "
-                f"{list(C.shape)}, {list(precision.shape)} and {list(pi.shape[:-1])}"
-            ) from error
+        if (batch := broadcast_shape(C.shape, precision.shape, pi.shape[:-1])) is None:
+            shapes = f"{list(C.shape)}, {list(precision.shape)} and {list(pi.shape[:-1])}"
+            raise ValueError(f"C, precision and priors must have batch shapes that broadcast, got {shapes}")
         directions = separated_means(num_classes, dim, C=1.0).to(C.device)  # [L, p] float64
         means = (directions * C.double().sqrt()[..., None, None]).to(dtype)  # [..., L, p]
         self.C, self.precision = C.expand(batch), precision.expand(batch)
@@ -138,6 +163,7 @@ class MaxMahalanobisDistribution(Distribution):
         return f"MaxMahalanobisDistribution(num_classes={self.num_classes}, dim={self.dim}{batch})"
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> MaxMahalanobisDistribution:
+        """The same distribution with a larger batch shape; see `torch.distributions.Distribution.expand`."""
         new = self._get_checked_instance(MaxMahalanobisDistribution, _instance)
         batch = torch.Size(batch_shape)
         new.num_classes, new.dim = self.num_classes, self.dim
@@ -150,33 +176,43 @@ class MaxMahalanobisDistribution(Distribution):
 
     @property
     def mean(self) -> Tensor:
-        """sum_k pi_k mu_k, [..., p]; zero for equal priors."""
+        """Mean sum_k pi_k mu_k, `[..., p]`; zero for equal priors and at most 2p classes."""
         return (self.priors.unsqueeze(-1) * self.means).sum(-2)
 
     @property
     def variance(self) -> Tensor:
-        """The variance of each coordinate of z, [..., p]."""
-        spread = (self.means - self.mean.unsqueeze(-2)).square()  # [..., L, p]
-        return 1 / self.precision.unsqueeze(-1) + (self.priors.unsqueeze(-1) * spread).sum(-2)
+        """Variance of each coordinate of z, `[..., p]`."""
+        return self.covariance_matrix.diagonal(dim1=-2, dim2=-1)
 
     @property
     def covariance_matrix(self) -> Tensor:
-        """I / precision + sum_k pi_k (mu_k - mean)(mu_k - mean)^T, [..., p, p]."""
+        """Covariance I / precision + sum_k pi_k (mu_k - mean)(mu_k - mean)^T, `[..., p, p]`."""
         spread = (self.means - self.mean.unsqueeze(-2)) * self.priors.sqrt().unsqueeze(-1)  # [..., L, p]
         eye = torch.eye(self.dim, dtype=spread.dtype, device=spread.device)
         return eye / self.precision[..., None, None] + spread.mT @ spread
 
     def sample_labeled(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Draw z [*sample_shape, *batch_shape, p] with its class y [*sample_shape, *batch_shape], int64."""
+        """Draw features with their classes.
+
+        Parameters
+        ----------
+        sample_shape
+            Shape of the sample (default: one draw).
+        generator
+            Random generator on the distribution's device (default: torch's global one).
+
+        Returns
+        -------
+        tuple of Tensor
+            z `[*sample_shape, *batch_shape, p]` and y `[*sample_shape, *batch_shape]`, int64.
+        """
         shape = torch.Size(sample_shape) + self.batch_shape
         draws = math.prod(torch.Size(sample_shape))
         L, p, device = self.num_classes, self.dim, self.means.device
         with torch.no_grad():
             pi = self.priors.reshape(-1, L)  # [B, L]
-            if draws:
-                y = torch.multinomial(pi, draws, replacement=True, generator=generator)  # [B, n]
-            else:  # multinomial refuses to draw nothing
-                y = torch.empty(len(pi), 0, dtype=torch.int64, device=device)
+            # multinomial draws at least one
+            y = torch.multinomial(pi, max(draws, 1), replacement=True, generator=generator)[:, :draws]  # [B, n]
             row = torch.arange(len(pi), device=device).unsqueeze(1)
             mu = self.means.reshape(-1, L, p)[row, y]  # [B, n, p]
             noise = torch.randn(mu.shape, dtype=mu.dtype, device=device, generator=generator)
@@ -184,29 +220,24 @@ class MaxMahalanobisDistribution(Distribution):
             return z.transpose(0, 1).reshape((*shape, p)), y.T.reshape(shape)
 
     def sample(self, sample_shape: Any = ()) -> Tensor:
-        """Draw z [*sample_shape, *batch_shape, p]."""
+        """Draw features z `[*sample_shape, *batch_shape, p]`."""
         return self.sample_labeled(sample_shape)[0]
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """log P(z) = log sum_k pi_k N(z; mu_k, I / precision): [..., p] -> [...]."""
+        """Log density log sum_k pi_k N(z; mu_k, I / precision) at `value`: `[..., p]` -> `[...]`."""
         return self._log_joint(value).logsumexp(-1)
 
     def posterior(self, value: Tensor) -> Tensor:
-        """P(y = k | z) by Bayes' theorem (Eq. 5): [..., p] -> [..., L], rows that sum to 1."""
+        """Class probabilities P(y = k | z) (Eq. 5) at `value`: `[..., p]` -> `[..., L]`."""
         return self._log_joint(value).softmax(-1)
 
     def _log_joint(self, value: Tensor) -> Tensor:
         """log pi_k + log N(z; mu_k, I / precision): [..., p] -> [..., L]."""
-        if not isinstance(value, Tensor) or not value.is_floating_point():
-            found = value.dtype if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(f"value must be a floating tensor [..., {self.dim}], got {found}")
         L, p, batch = self.num_classes, self.dim, self.batch_shape
-        try:
-            shape = torch.broadcast_shapes(value.shape[:-1], batch)
-        except RuntimeError:
-            shape = None
-        if shape is None or value.dim() == 0 or value.shape[-1] != p:
-            raise ValueError(f"value must have a shape that ends in {[*batch, p]}, got {list(value.shape)}")
+        floating = isinstance(value, Tensor) and value.is_floating_point()
+        shape = broadcast_shape(value.shape[:-1], batch) if floating else None
+        if shape is None or value.shape[-1:] != (p,):
+            raise ValueError(f"value must be a floating tensor [..., {str([*batch, p])[1:]}, got {described(value)}")
         if self._validate_args and not bool(value.isfinite().all()):
             raise ValueError(f"value must be finite, got NaN or infinity in {list(value.shape)}")
         samples = math.prod(shape[: len(shape) - len(batch)])
@@ -220,55 +251,68 @@ class MaxMahalanobisDistribution(Distribution):
 
 
 def _batched_priors(priors: Any, num_classes: int, check_values: bool) -> Tensor:
-    """Priors [..., L] whose rows sum to 1; with `check_values`, a wrong row is a ValueError."""
+    """Priors [..., L] in float64 whose rows sum to 1; with `check_values`, raise ValueError for a wrong row."""
     if priors is None:
         return check_priors(None, num_classes)
-    if not isinstance(priors, Tensor):
-        try:
-            priors = torch.from_numpy(np.array(priors, dtype=np.float64))
-        except (TypeError, ValueError):
-            raise ValueError(f"priors must be numbers [..., {num_classes}] or None, got {priors!r}") from None
-    if priors.is_complex() or priors.dtype == torch.bool or priors.dim() == 0 or priors.shape[-1] != num_classes:
-        raise ValueError(f"priors must be numbers [..., {num_classes}], got {priors.dtype} {list(priors.shape)}")
-    pi = priors if priors.is_floating_point() else priors.double()
+    pi = to_tensor("priors", priors)
+    if pi.dim() == 0 or pi.shape[-1] != num_classes:
+        raise ValueError(f"priors must have shape [..., {num_classes}], got {list(pi.shape)}")
     if check_values:
-        rows = pi.detach().double().reshape(-1, num_classes)
-        good = (rows >= 0).all(1) & ((rows.sum(1) - 1).abs() <= 1e-6)
-        for row in rows[~good]:
+        rows = pi.detach().reshape(-1, num_classes)
+        wrong = (rows < 0).any(1) | ((rows.sum(1) - 1).abs() > 1e-6)
+        for row in rows[wrong]:
             check_priors(row, num_classes)  # raises
-    return pi / pi.sum(-1, keepdim=True)  # what is left of rounding
+    return pi / pi.sum(-1, keepdim=True)  # removes rounding errors
 
 
 def _positive(name: str, value: Any, check_values: bool, like: dict[str, Any]) -> Tensor:
     if not isinstance(value, Tensor):
         return torch.tensor(check_range(name, check_positive(name, value), like["dtype"]), **like)
-    if value.is_complex() or value.dtype == torch.bool:
-        raise ValueError(f"{name} must be real numbers, got {value.dtype}")
-    if check_values:
-        bad = value[~((value > 0) & (value < math.inf))]
-        if bad.numel():
-            raise ValueError(f"{name} must be finite numbers > 0, got {bad[0].item():g}")
+    if check_values and not bool((to_tensor(name, value) > 0).all()):
+        raise invalid(name, "> 0", value)
     return value.to(**like)
 
 
 @dataclass(frozen=True)
 class LatentFit:
-    """Features measured against the distribution that the theory assumes; see `latent_fit`.
+    """Features compared with the distribution that the theory assumes: the result of `latent_fit`.
 
-    Each `*_expected` is what a sample of the distribution of the same size gives on average, so that a small sample
-    is not taken for a misfit.
+    Each `*_expected` is the average for a sample of the distribution of the same size, so a small sample does not look
+    like a misfit. Printing shows a table.
+
+    Parameters
+    ----------
+    samples
+        Number of features.
+    squared_distance, squared_distance_expected
+        Mean of ||z - mu_y||^2; p / precision.
+    mean_offset, mean_offset_expected
+        Root mean square over classes of ||class mean - mu_k||.
+    mean_cosine, mean_cosine_expected
+        Mean over classes of cos(class mean, mu_k).
+    variance, variance_expected
+        Trace of the within-class covariance divided by p; 1 / precision.
+    covariance_error, covariance_error_expected
+        ||precision * S - I||_F / sqrt(p), with S the pooled within-class covariance.
+
+    Examples
+    --------
+    >>> dist = MaxMahalanobisDistribution(num_classes=3, dim=2, C=4.0)
+    >>> fit = latent_fit(*dist.sample_labeled((100,)), dist.means)
+    >>> print(str(fit).splitlines()[0])
+    latent fit of 100 features                    measured    expected
     """
 
     samples: int
-    squared_distance: float  # mean of ||z - mu_y||^2
-    squared_distance_expected: float  # p / precision
-    mean_offset: float  # root mean square over classes of ||class mean - mu_k||
+    squared_distance: float
+    squared_distance_expected: float
+    mean_offset: float
     mean_offset_expected: float
-    mean_cosine: float  # mean over classes of cos(class mean, mu_k)
+    mean_cosine: float
     mean_cosine_expected: float
-    variance: float  # trace of the within-class covariance over p
-    variance_expected: float  # 1 / precision
-    covariance_error: float  # ||precision * S - I||_F / sqrt(p), S the pooled within-class covariance
+    variance: float
+    variance_expected: float
+    covariance_error: float
     covariance_error_expected: float
 
     def __str__(self) -> str:
@@ -285,12 +329,35 @@ class LatentFit:
 
 
 def latent_fit(z: Tensor, y: Tensor, means: Tensor, precision: float = 1.0) -> LatentFit:
-    """How far features z [N, p] with classes y [N] are from N(mu_y, I / precision), means [L, p].
+    """Measure how far features are from the distribution N(mu_y, I / precision) that the theory assumes.
 
     Cross-entropy alone does not pull z to its mean, so the paper's theorems hold for a trained network only as far as
     this fit is good: E||z - mu_y||^2 against p / precision, class means against mu, and the within-class covariance
     against I / precision. Computed in float64; classes without features are left out.
 
+    Parameters
+    ----------
+    z
+        Features `[N, p]`.
+    y
+        Classes `[N]`, int64.
+    means
+        Class means `[L, p]`.
+    precision
+        Inverse variance of each class, > 0.
+
+    Returns
+    -------
+    LatentFit
+        Each measurement with its expected value.
+
+    Raises
+    ------
+    ValueError
+        If shapes or dtypes do not match, a value is NaN or infinite, or there are no more features than classes.
+
+    Examples
+    --------
     >>> dist = MaxMahalanobisDistribution(num_classes=3, dim=2, C=4.0)
     >>> z, y = dist.sample_labeled((5000,), generator=torch.Generator().manual_seed(0))
     >>> fit = latent_fit(z, y, dist.means)
@@ -300,20 +367,16 @@ def latent_fit(z: Tensor, y: Tensor, means: Tensor, precision: float = 1.0) -> L
     True
     """
     precision = check_positive("precision", precision)
-    check_tensor("means", means)
-    check_tensor("z", z)
-    if means.dim() != 2 or not means.is_floating_point():
-        raise ValueError(f"means must be floating [L, p], got {means.dtype} {list(means.shape)}")
+    check_floating("means", means, "L", "p")
+    check_floating("z", z, "N", means.shape[1])
+    for name, values in (("means", means), ("z", z)):
+        if not bool(values.isfinite().all()):
+            raise ValueError(f"{name} must be finite, got NaN or infinity in {list(values.shape)}")
     L, p = means.shape
-    if z.dim() != 2 or z.shape[1] != p or not z.is_floating_point():
-        raise ValueError(f"z must be floating [N, {p}], got {z.dtype} {list(z.shape)}")
     y = check_labels("y", y, L).to(z.device)
     if len(y) != len(z):
         raise ValueError(f"y must have shape [{len(z)}], one label for each row of z, got {list(y.shape)}")
     z, mu = z.detach().double(), means.detach().to(z.device).double()
-    for name, values in (("z", z), ("means", mu)):
-        if not bool(values.isfinite().all()):
-            raise ValueError(f"{name} must be finite, got NaN or infinity in {list(values.shape)}")
     counts = torch.bincount(y, minlength=L).double()  # [L]
     present = counts > 0
     freedom = len(z) - int(present.sum())

@@ -29,7 +29,7 @@ def efficiency(d: Tensor, z: Tensor, p: int | float) -> Tensor:
     q = torch.exp(-z.abs()) / (1 + torch.exp(-z.abs())) ** 2  # pi_0 pi_1
     if p == math.inf:
         return A0 * (1 + q * d**2)
-    both_zero = (d == 0) & (z == 0)  # of hypot only inside where: its gradient at 0 is NaN
+    both_zero = (d == 0) & (z == 0)  # kept out of hypot, whose gradient at 0 is NaN
     size = torch.hypot(torch.where(both_zero, 1.0, d), z)
     u = torch.where(both_zero, 1.0, d / size)
     v = z / size
@@ -98,9 +98,8 @@ def two_class_error(delta: Tensor, pi: Tensor) -> Tensor:
     zeta = torch.log(pi[0]) - torch.log(pi[1])
     if delta == 0 or not torch.isfinite(zeta):
         return pi.min()
-    return pi[0] * torch.special.ndtr(-(delta / 2 + zeta / delta)) + pi[1] * torch.special.ndtr(
-        -(delta / 2 - zeta / delta)
-    )
+    ratio = zeta / delta
+    return pi[0] * torch.special.ndtr(-delta / 2 - ratio) + pi[1] * torch.special.ndtr(ratio - delta / 2)
 
 
 def simplex_error(delta: Tensor, L: int) -> Tensor:
@@ -129,7 +128,7 @@ def sampled_error(mu: Tensor, pi: Tensor, samples: int, seed: int) -> tuple[Tens
         return log_B.exp(), log_B.exp()
     edges = torch.exp(log_pair - log_B).cumsum(0)
     midpoint_bias = log_pi - (mu**2).sum(1) / 2
-    # On the CPU whatever the device: the same seed gives the same numbers everywhere.
+    # Drawn on the CPU, so that a seed gives the same numbers on every device.
     rng = torch.Generator("cpu").manual_seed(seed)
     total, total_sq = mu.new_zeros(()), mu.new_zeros(())
     block = max(1, min(samples, (1 << 22) // L))

@@ -1,4 +1,4 @@
-r"""Means of the classes: Algorithm 1 in closed form, and the best arrangements known where it does not apply.
+r"""Class means: Algorithm 1 in closed form, and the best known arrangements where it does not apply.
 
 `generate_opt_means` is the paper's simplex, for `L <= p + 1`; `separated_means` takes any number of classes.
 `max_cosine` measures how close two means are, and `cosine_bound` is a lower bound on it.
@@ -13,16 +13,9 @@ from torch import Tensor
 
 from mmlda._utils.checks import check_count, check_positive, to_tensor
 
-__all__ = ["cosine_bound", "generate_opt_means", "max_cosine", "separated_means", "welch_bound"]
-
 
 def generate_opt_means(
-    C: float,
-    p: int,
-    L: int,
-    *,
-    dtype: torch.dtype = torch.float64,
-    device: torch.device | str | None = None,
+    C: float, p: int, L: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None
 ) -> Tensor:
     r"""GenerateOptMeans (Algorithm 1) in closed form: `mu_i . mu_i = C`, `mu_i . mu_j = C / (1 - L)`.
 
@@ -34,27 +27,39 @@ def generate_opt_means(
     and zero elsewhere: entry (L, L), which the pseudo-code takes as the square root of a rounding error (NaN
     when it comes out negative; out of range at L = p + 1), is zero. The rows sum to zero.
 
-    Args:
-        C: squared norm of each mean, > 0.
-        p: dimension, >= L - 1.
-        L: number of classes, >= 2.
-        dtype: of the result; the construction is in float64.
+    Parameters
+    ----------
+    C
+        Squared norm of each mean, > 0.
+    p
+        Dimension, >= L - 1.
+    L
+        Number of classes, >= 2.
+    dtype, device
+        Of the result (default: float64 on the CPU). The construction is in float64.
 
-    Returns:
-        Tensor `[L, p]`.
+    Returns
+    -------
+    Tensor
+        Means `[L, p]`.
 
+    Raises
+    ------
+    ValueError
+        If `L > p + 1`, or if `dtype` cannot hold sqrt(C).
+
+    Examples
+    --------
     >>> generate_opt_means(C=1.0, p=2, L=3)
     tensor([[ 1.0000,  0.0000],
             [-0.5000,  0.8660],
             [-0.5000, -0.8660]], dtype=torch.float64)
     """
-    L = check_count("L", L, 2)
-    p = check_count("p", p, 1)
-    C = check_positive("C", C)
+    L, p, C = check_count("L", L, 2), check_count("p", p, 1), check_positive("C", C)
     if L > p + 1:
         raise ValueError(f"L must be at most p + 1 = {p + 1} for Algorithm 1, got {L}; see separated_means")
     scale = _scale(C, dtype)
-    # In NumPy: one thread, and pages that stay zero are never touched. Waiting for threads would cost more.
+    # NumPy uses one thread and never touches pages that stay zero; starting threads would take longer.
     left = L - np.arange(1.0, L)  # L - j for column j = 1 .. L - 1
     diagonal = scale * np.sqrt(L * left / ((L - 1) * (left + 1)))
     mu = np.zeros((L, p))
@@ -73,7 +78,7 @@ def separated_means(
     dtype: torch.dtype = torch.float64,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    r"""Means of squared norm C, for any number of classes, whose largest cosine is as small as possible.
+    r"""Means of squared norm C, for any number of classes, with the smallest known largest cosine.
 
     - `L <= p + 1`: the simplex of `generate_opt_means`, cosine `-1 / (L - 1)`. Optimal.
     - `p + 2 <= L <= 2p`: pairs `+-e_i`, largest cosine exactly 0; for odd L three of the classes share an
@@ -84,13 +89,36 @@ def separated_means(
       `max_cosine(means)` with `cosine_bound(L, p)`. Its means need not sum to zero. Thousands of classes
       take minutes.
 
+    Parameters
+    ----------
+    num_classes
+        Number of classes L, >= 2.
+    dim
+        Dimension p, >= 1.
+    C
+        Squared norm of each mean, > 0.
+    seed
+        Seed of the optimiser.
+    dtype, device
+        Of the result (default: float64 on the CPU).
+
+    Returns
+    -------
+    Tensor
+        Means `[L, p]`.
+
+    Raises
+    ------
+    ValueError
+        If there are more than two classes in one dimension, or if `dtype` cannot hold sqrt(C).
+
+    Examples
+    --------
     >>> mu = separated_means(num_classes=100, dim=64, C=100.0)
     >>> mu.shape, max_cosine(mu), cosine_bound(100, 64)
     (torch.Size([100, 64]), 0.0, 0.0)
     """
-    L = check_count("num_classes", num_classes, 2)
-    p = check_count("dim", dim, 1)
-    C = check_positive("C", C)
+    L, p, C = check_count("num_classes", num_classes, 2), check_count("dim", dim, 1), check_positive("C", C)
     check_count("seed", seed, 0)
     if p == 1 and L > 2:
         raise ValueError(f"num_classes must be at most 2 when dim is 1: a line has two directions, got {L}")
@@ -105,16 +133,33 @@ def separated_means(
     else:
         from threadpoolctl import threadpool_limits
 
-        # One thread: the sums are then in one order, so that a seed gives the same means on any number of
-        # cores, and threads would cost such small matrices more than they bring.
+        # One thread fixes the order of the sums, so a seed gives the same means on any number of cores. For such
+        # small matrices it is also faster.
         with threadpool_limits(limits=1, user_api="blas"):
             mu = torch.from_numpy(_optimise(L, p, seed))
     return (scale * mu).to(device=device, dtype=dtype)
 
 
 def max_cosine(means: Any) -> float:
-    """Largest cosine between two different rows of `means` `[L, p]`, in float64.
+    """Largest cosine between two means.
 
+    Parameters
+    ----------
+    means
+        Class means `[L, p]`.
+
+    Returns
+    -------
+    float
+        Cosine in [-1, 1], computed in float64.
+
+    Raises
+    ------
+    ValueError
+        If a mean is zero.
+
+    Examples
+    --------
     >>> round(max_cosine(generate_opt_means(C=100.0, p=64, L=10)), 6)
     -0.111111
     """
@@ -123,7 +168,7 @@ def max_cosine(means: Any) -> float:
     zero = torch.nonzero(largest[:, 0] == 0)
     if len(zero):
         raise ValueError(f"means must each have a norm > 0, got 0 for class {zero[0].item()}")
-    mu = mu / largest  # first, so that no square under- or overflows
+    mu = mu / largest  # first, so that no square underflows or overflows
     mu = mu / torch.linalg.vector_norm(mu, dim=1, keepdim=True)
     cosines = mu @ mu.T
     return cosines.fill_diagonal_(-math.inf).max().item()
@@ -138,23 +183,36 @@ def pairwise_distances(z: Tensor, means: Tensor) -> Tensor:
 
 
 def check_means(mu: Tensor) -> Tensor:
-    """Means [L, p], or a ValueError."""
+    """Return means [L, p]; raise ValueError for another shape."""
     if mu.dim() != 2 or mu.shape[0] < 2 or mu.shape[1] < 1:
         raise ValueError(f"means must have shape [L, p] with L >= 2 and p >= 1, got {list(mu.shape)}")
     return mu
 
 
 def cosine_bound(num_classes: int, dim: int) -> float:
-    r"""A lower bound on the largest cosine among L directions in p dimensions.
+    r"""Lower bound on the largest cosine between L directions in p dimensions.
 
     Rankin's: `-1 / (L - 1)` for `L <= p + 1` and 0 for `L <= 2p`, both attained. Beyond, Levenshtein's
     linear-programming bound (1979), attained by the polygons, the icosahedron, E8 and other sharp codes.
 
+    Parameters
+    ----------
+    num_classes
+        Number of classes L, >= 2.
+    dim
+        Dimension p, >= 1.
+
+    Returns
+    -------
+    float
+        A cosine in [-1, 1].
+
+    Examples
+    --------
     >>> round(cosine_bound(12, 3) ** 2, 9), round(cosine_bound(240, 8), 9)  # icosahedron, E8
     (0.2, 0.5)
     """
-    L = check_count("num_classes", num_classes, 2)
-    p = check_count("dim", dim, 1)
+    L, p = check_count("num_classes", num_classes, 2), check_count("dim", dim, 1)
     if L <= p + 1:
         return -1.0 / (L - 1)
     if L <= 2 * p:
@@ -167,31 +225,57 @@ def cosine_bound(num_classes: int, dim: int) -> float:
 
 
 def welch_bound(num_classes: int, dim: int) -> float:
-    r"""Welch's bound on the largest *absolute* cosine, `sqrt((L - p) / (p (L - 1)))` (0 for `L <= p`).
+    r"""Welch's lower bound on the largest absolute cosine, `sqrt((L - p) / (p (L - 1)))` (0 for `L <= p`).
 
     It applies to lines, not directions: means may have a largest cosine below it, because two opposite means
     are as far apart as possible but share a line. Compare means with `cosine_bound`.
 
+    Parameters
+    ----------
+    num_classes
+        Number of classes L, >= 2.
+    dim
+        Dimension p, >= 1.
+
+    Returns
+    -------
+    float
+        A cosine in [0, 1].
+
+    Examples
+    --------
     >>> round(welch_bound(100, 64), 4)
     0.0754
     """
-    L = check_count("num_classes", num_classes, 2)
-    p = check_count("dim", dim, 1)
+    L, p = check_count("num_classes", num_classes, 2), check_count("dim", dim, 1)
     return math.sqrt(max(0, L - p) / (p * (L - 1)))
 
 
 def _scale(C: float, dtype: torch.dtype) -> float:
-    """sqrt(C), or a ValueError where the dtype cannot hold it."""
+    """sqrt(C); raises ValueError if the dtype cannot hold it."""
     if dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         raise ValueError(f"dtype must be float16, bfloat16, float32 or float64, got {dtype}")
+    return check_range("sqrt(C)", math.sqrt(C), dtype)
+
+
+def check_range(name: str, value: float, dtype: torch.dtype) -> float:
+    """Return a number > 0; raise ValueError if the dtype cannot hold it."""
     info = torch.finfo(dtype)
-    if not info.tiny <= math.sqrt(C) <= info.max:
-        raise ValueError(f"C must have a square root that {dtype} can hold, got {C!r}")
-    return math.sqrt(C)
+    if not info.tiny <= value <= info.max:
+        raise ValueError(f"{name} must be from {info.tiny:.2g} to {info.max:.2g} in {dtype}, got {value!r}")
+    return value
+
+
+def broadcast_shape(*shapes: torch.Size) -> torch.Size | None:
+    """The shape that these broadcast to; None if they do not."""
+    try:
+        return torch.broadcast_shapes(*shapes)
+    except RuntimeError:
+        return None
 
 
 def _pairs(L: int, p: int) -> Tensor:
-    """`+-e_i` in turn; for odd L the last three rows are a triangle in the last two axes used."""
+    """`+e_i` and `-e_i` in turn; for odd L the last three rows are a triangle in the last two axes used."""
     mu = torch.zeros(L, p, dtype=torch.float64, device="cpu")
     pairs = L // 2 - L % 2
     axis = torch.arange(pairs, device="cpu")
@@ -268,10 +352,8 @@ def _descend(U: np.ndarray, log_weight: np.ndarray, sharpness: float, steps: int
     """Minimise `log sum_{i != j} w_ij exp(s cos_ij) / s` over the directions of the rows, by L-BFGS."""
     from scipy.optimize import minimize
 
-    shape = U.shape
-
     def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
-        x = flat.reshape(shape)
+        x = flat.reshape(U.shape)
         norm = np.linalg.norm(x, axis=1, keepdims=True)
         u = x / norm
         e = sharpness * (u @ u.T) + log_weight  # [L, L]
@@ -285,7 +367,7 @@ def _descend(U: np.ndarray, log_weight: np.ndarray, sharpness: float, steps: int
 
     options = {"maxiter": steps, "maxfun": 10 * steps, "maxcor": 20, "ftol": 1e-16, "gtol": 1e-13}
     found = minimize(loss, U.ravel(), jac=True, method="L-BFGS-B", options=options)
-    return _unit(found.x.reshape(shape))
+    return _unit(found.x.reshape(U.shape))
 
 
 def _unit(x: np.ndarray) -> np.ndarray:
@@ -345,12 +427,6 @@ def _jacobi_zero(p: int, k: int, b: int) -> float:
     """Largest zero of the Jacobi polynomial of degree k with parameters (1, b) + (p - 3) / 2; -1 for k = 0."""
     if k == 0:
         return -1.0
-    from scipy.linalg import eigvalsh_tridiagonal
+    from scipy.special import roots_jacobi
 
-    alpha, beta = 1 + (p - 3) / 2, b + (p - 3) / 2
-    n = np.arange(k, dtype=np.float64)
-    two = 2 * n + alpha + beta
-    diagonal = (beta**2 - alpha**2) / (two * (two + 2))
-    n, two = n[1:], two[1:]
-    squared = 4 * n * (n + alpha) * (n + beta) * (n + alpha + beta) / (two**2 * (two + 1) * (two - 1))
-    return float(eigvalsh_tridiagonal(diagonal, np.sqrt(squared))[-1])
+    return float(roots_jacobi(k, 1 + (p - 3) / 2, b + (p - 3) / 2)[0][-1])

@@ -1,4 +1,4 @@
-"""Pictures of the theorems and of means. matplotlib is imported where it draws."""
+"""Figures of the theorems and of means. matplotlib is imported on first use."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from mmlda._utils.figures import save_figure
 from mmlda.theory.means import generate_opt_means
 from mmlda.theory.theorems import bayes_error, expected_distance, robustness_bound
 
-__all__ = ["means_picture", "theory_curves"]
-
 
 def theory_curves(path: str | Path, num_classes: int, C: float) -> Path:
-    """Distances to the boundary, Theorem 3's bound and the Bayes error against C; a line marks the C asked about."""
+    """Plot distances to the boundary, Theorem 3's bound and the Bayes error against C; a line marks the given C."""
     from matplotlib.figure import Figure
 
     L, Cs = num_classes, [10 ** (k / 10) for k in range(-10, 41)]
@@ -36,7 +34,7 @@ def theory_curves(path: str | Path, num_classes: int, C: float) -> Path:
 
 
 def means_picture(path: str | Path, mu: Tensor) -> Path:
-    """The cosines between means, pair by pair, and how they are spread."""
+    """Plot the cosines between means as a matrix and as a histogram."""
     from matplotlib.figure import Figure
 
     unit = (mu / mu.norm(dim=1, keepdim=True)).double().cpu()

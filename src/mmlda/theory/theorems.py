@@ -15,40 +15,21 @@ from torch import Tensor
 
 from mmlda._utils.checks import check_count, check_positive, check_priors, invalid, to_tensor
 from mmlda.theory.integrals import efficiency, sampled_error, simplex_error, two_class_error
-from mmlda.theory.means import check_means, pairwise_distances
-
-__all__ = [
-    "approximate_robustness",
-    "bayes_error",
-    "bayes_error_estimate",
-    "discriminants",
-    "expected_distance",
-    "expected_distance_derivative",
-    "relative_efficiency",
-    "robustness",
-    "robustness_bound",
-    "soft_target_gap",
-    "standard_form",
-    "whiten",
-]
-
+from mmlda.theory.means import broadcast_shape, check_means, pairwise_distances
 
 # ---- Arguments ------------------------------------------------------------------------------------------
 
 
 def _lift(broadcast: bool = False, **values: Any) -> tuple[list[Tensor], Callable[[Tensor], Any]]:
-    """The values as float64 tensors on one device, and a function from tensors back to the kind they came in.
+    """The values as float64 tensors on one device, and a function that converts tensors back to the values' type.
 
-    With `broadcast`, raises where their shapes do not broadcast.
+    With `broadcast`, raises if their shapes do not broadcast.
     """
     device = next((v.device for v in values.values() if isinstance(v, Tensor)), None)
     tensors = [to_tensor(name, v, device) for name, v in values.items()]
-    if broadcast:
-        try:
-            torch.broadcast_shapes(*(t.shape for t in tensors))
-        except RuntimeError:
-            shapes = " and ".join(str(list(t.shape)) for t in tensors)
-            raise ValueError(f"{' and '.join(values)} must have shapes that broadcast, got {shapes}") from None
+    if broadcast and broadcast_shape(*(t.shape for t in tensors)) is None:
+        shapes = " and ".join(str(list(t.shape)) for t in tensors)
+        raise ValueError(f"{' and '.join(values)} must have shapes that broadcast, got {shapes}")
     if any(isinstance(v, Tensor) for v in values.values()):
         return tensors, lambda t: t
     if any(isinstance(v, np.ndarray | list | tuple) for v in values.values()):
@@ -56,9 +37,11 @@ def _lift(broadcast: bool = False, **values: Any) -> tuple[list[Tensor], Callabl
     return tensors, lambda t: t.item()
 
 
-def _means(means: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
+def _mixture(means: Any, priors: Any, positive: bool = False) -> tuple[Tensor, Tensor, Callable[[Tensor], Any]]:
+    """Means [L, p] and priors [L] as tensors, and `_lift`'s function."""
     (mu,), back = _lift(means=means)
-    return check_means(mu), back
+    pi = check_priors(priors, len(check_means(mu)), positive=positive)
+    return mu, pi.to(mu.device), back
 
 
 def _delta_zeta(delta: Any, zeta: Any) -> tuple[Tensor, Tensor, Callable[[Tensor], Any]]:
@@ -79,11 +62,22 @@ def relative_efficiency(zeta: Any, delta: Any, p: int | float) -> Any:
 
         Eff_p = (Q_1 + (p - 1) Q_2) / (Q_3 + (p - 1) Q_4).
 
-    Args:
-        zeta: log prior ratio, elementwise.
-        delta: Mahalanobis distance between the two classes, >= 0; the limit at 0 is 1.
-        p: dimension of the input, a positive integer or `math.inf`.
+    Parameters
+    ----------
+    zeta
+        Log prior ratio.
+    delta
+        Mahalanobis distance between the two classes, >= 0; the limit at 0 is 1. Broadcasts with `zeta`.
+    p
+        Dimension of the input: a positive integer or `math.inf`.
 
+    Returns
+    -------
+    float, array or tensor
+        Efficiency in (0, 1].
+
+    Examples
+    --------
     >>> round(relative_efficiency(zeta=0.0, delta=2.0, p=1), 3)
     0.899
     >>> relative_efficiency(0.0, [0.0, 1.0, 4.0], math.inf).round(3).tolist()
@@ -95,7 +89,7 @@ def relative_efficiency(zeta: Any, delta: Any, p: int | float) -> Any:
     d, z = torch.broadcast_tensors(d, z)
     if d.numel() == 0:
         return back(d.clone())
-    # 368 nodes for each element: a block at a time, so that a large grid does not fill memory.
+    # 368 nodes per element: work in blocks, so that a large grid does not fill memory.
     blocks = zip(d.flatten().split(4096), z.flatten().split(4096))
     return back(torch.cat([efficiency(d_, z_, p) for d_, z_ in blocks]).reshape(d.shape))
 
@@ -104,15 +98,29 @@ def relative_efficiency(zeta: Any, delta: Any, p: int | float) -> Any:
 
 
 def expected_distance(delta: Any, zeta: Any = 0.0) -> Any:
-    r"""`E[d_ij]`: mean distance of a sample of class i to the LDA boundary between i and j (Theorem 2).
+    r"""Mean distance of a sample of class i to the LDA boundary between i and j, `E[d_ij]` (Theorem 2).
 
-    With `a = Delta/2 + zeta/Delta` and `zeta = log(pi_i / pi_j)`, the mean of a folded normal:
+    With `a = Delta/2 + zeta/Delta`, it is the mean of a folded normal distribution:
 
         E[d] = sqrt(2/pi) exp(-a^2/2) + a (1 - 2 Phi(-a)).
 
     `d` is unsigned: a misclassified sample counts as if it were robust. At `delta = 0` the boundary does not
     depend on x: E[d] is sqrt(2/pi) for zeta = 0, and infinite otherwise (one class everywhere).
 
+    Parameters
+    ----------
+    delta
+        Mahalanobis distance between the classes, >= 0.
+    zeta
+        Log prior ratio `log(pi_i / pi_j)` (default: 0, equal priors). Broadcasts with `delta`.
+
+    Returns
+    -------
+    float, array or tensor
+        `E[d_ij]`.
+
+    Examples
+    --------
     >>> round(expected_distance(2.0), 6)
     1.166631
     >>> expected_distance(torch.tensor([0.0, 4.0]), zeta=0.0)
@@ -124,12 +132,28 @@ def expected_distance(delta: Any, zeta: Any = 0.0) -> Any:
 
 
 def expected_distance_derivative(delta: Any, zeta: Any = 0.0) -> Any:
-    r"""`dE[d] / dDelta = [1 - 2 Phi(-a)] (1/2 - zeta/Delta^2)`, `a = Delta/2 + zeta/Delta` (Corollary 1).
+    r"""Derivative of `expected_distance` with respect to the distance of the classes (Corollary 1).
+
+        dE[d] / dDelta = [1 - 2 Phi(-a)] (1/2 - zeta/Delta^2),  a = Delta/2 + zeta/Delta.
 
     It is >= 0 exactly where `|zeta| <= Delta^2 / 2`: with unequal priors, moving the classes apart can bring
     the boundary closer. The paper's appendix flips the sign of zeta inside Phi and concludes that it is
     always >= 0. At `delta = 0` it is 0 for zeta = 0 and -inf otherwise.
 
+    Parameters
+    ----------
+    delta
+        Mahalanobis distance between the classes, >= 0.
+    zeta
+        Log prior ratio `log(pi_i / pi_j)` (default: 0, equal priors). Broadcasts with `delta`.
+
+    Returns
+    -------
+    float, array or tensor
+        The derivative.
+
+    Examples
+    --------
     >>> round(expected_distance_derivative(1.0, zeta=1.0), 3)
     -0.433
     """
@@ -150,36 +174,72 @@ def _ratio(z: Tensor, d: Tensor) -> Tensor:
 
 
 def robustness(means: Any, priors: Any = None) -> Any:
-    r"""`RB = min_{i != j} E[d_ij]` (Eq. 2) for unit covariance and `zeta_ij = log(pi_i / pi_j)`.
+    r"""Robustness `RB = min_{i != j} E[d_ij]` (Eq. 2) for unit covariance and `zeta_ij = log(pi_i / pi_j)`.
 
-    Args:
-        means: `[L, p]`.
-        priors: `[L]`, positive, or None for uniform.
+    Parameters
+    ----------
+    means
+        Class means `[L, p]`.
+    priors
+        Class priors `[L]`, > 0 (default: uniform).
 
+    Returns
+    -------
+    float, array or tensor
+        A scalar.
+
+    Examples
+    --------
     >>> round(float(robustness([[1.0], [-1.0]])), 6)
     1.166631
     """
-    mu, back = _means(means)
-    log_pi = check_priors(priors, len(mu), positive=True).to(mu.device).log()
-    expected = expected_distance(pairwise_distances(mu, mu), log_pi[:, None] - log_pi)  # [L, L]
+    mu, pi, back = _mixture(means, priors, positive=True)
+    expected = expected_distance(pairwise_distances(mu, mu), pi.log()[:, None] - pi.log())  # [L, L]
     return back(_off_diagonal(expected).min())
 
 
 def approximate_robustness(means: Any) -> Any:
-    r"""`min_{i != j} Delta_ij / 2`, the paper's approximation of RB (Eq. 3).
+    r"""The paper's approximation of the robustness, `min_{i != j} Delta_ij / 2` (Eq. 3).
 
+    Parameters
+    ----------
+    means
+        Class means `[L, p]`.
+
+    Returns
+    -------
+    float, array or tensor
+        A scalar.
+
+    Examples
+    --------
     >>> float(approximate_robustness([[5.0], [-5.0]]))
     5.0
     """
-    mu, back = _means(means)
+    mu, _, back = _mixture(means, None)
     return back(_off_diagonal(pairwise_distances(mu, mu)).min() / 2)
 
 
 def robustness_bound(num_classes: Any, C: Any) -> Any:
-    r"""`sqrt(L C / (2 (L - 1)))`: no zero-mean set with `max |mu_i|^2 = C` has a larger Eq. 3 (Theorem 3).
+    r"""Upper bound on `approximate_robustness`, `sqrt(L C / (2 (L - 1)))` (Theorem 3).
 
-    Equality holds exactly for the simplex of `mmlda.generate_opt_means`.
+    It holds for means that sum to zero with `max |mu_i|^2 = C`; the simplex of `generate_opt_means`, and no other set,
+    attains it.
 
+    Parameters
+    ----------
+    num_classes
+        Number of classes L, >= 2.
+    C
+        Squared norm of the means, > 0. Broadcasts with `num_classes`.
+
+    Returns
+    -------
+    float, array or tensor
+        The bound.
+
+    Examples
+    --------
     >>> round(robustness_bound(10, C=100.0), 4)
     7.4536
     """
@@ -188,11 +248,26 @@ def robustness_bound(num_classes: Any, C: Any) -> Any:
 
 
 def soft_target_gap(num_classes: Any, C: Any, precision: float = 1.0) -> Any:
-    r"""`|1_y - F(mu_y)|_inf = 1 / (1 + exp(precision L C / (L - 1)) / (L - 1))` (Appendix B.1), equal priors.
+    r"""Distance of the posterior at a mean from the one-hot label, for equal priors (Appendix B.1)::
 
-    How far the posterior at a mean is from the one-hot label. `precision` 1 is N(z; mu, I), as in Eq. 5;
-    Appendix B.1 computes with 2 (covariance I/2).
+        |1_y - F(mu_y)|_inf = 1 / (1 + exp(precision L C / (L - 1)) / (L - 1))
 
+    Parameters
+    ----------
+    num_classes
+        Number of classes L, >= 2.
+    C
+        Squared norm of the means, > 0. Broadcasts with `num_classes`.
+    precision
+        1 (default) is N(z; mu, I), as in Eq. 5; Appendix B.1 computes with 2 (covariance I / 2).
+
+    Returns
+    -------
+    float, array or tensor
+        The gap, in (0, 1).
+
+    Examples
+    --------
     >>> soft_target_gap(10, 10.0, precision=2.0) < 1e-8 < soft_target_gap(10, 10.0)
     True
     """
@@ -218,45 +293,78 @@ def _off_diagonal(matrix: Tensor) -> Tensor:
 
 
 def bayes_error(means: Any, priors: Any = None, *, samples: int = 1 << 17, seed: int = 0) -> Any:
-    r"""Error of the best classifier, `1 - E[max_k P(k | x)]`, for classes N(mu_k, I) with the given priors.
+    r"""Error of the best classifier, `1 - E[max_k P(k | x)]`, for classes N(mu_k, I).
 
     Exact for two classes, and for equal priors and equal pairwise distances (the simplex), where
 
         P(correct) = \int phi(t) Phi(t + Delta / sqrt(2))^(L - 1) dt.
 
-    Otherwise the value of `bayes_error_estimate(means, priors, samples=samples, seed=seed)`.
+    Otherwise it is the value of `bayes_error_estimate`.
 
+    Parameters
+    ----------
+    means
+        Class means `[L, p]`.
+    priors
+        Class priors `[L]` (default: uniform).
+    samples
+        Number of samples of the estimate, >= 2.
+    seed
+        Seed of the samples.
+
+    Returns
+    -------
+    float, array or tensor
+        A scalar in [0, 1].
+
+    Examples
+    --------
     >>> round(float(bayes_error([[1.0], [-1.0]])), 6)  # Phi(-1)
     0.158655
     """
-    mu, back = _means(means)
-    pi = check_priors(priors, len(mu)).to(mu.device)
+    mu, pi, back = _mixture(means, priors)
     if len(mu) == 2:
         return back(two_class_error(torch.linalg.vector_norm(mu[0] - mu[1]), pi))
     delta = _off_diagonal(pairwise_distances(mu, mu))
-    # The tolerance is the rounding of the means we were handed: float32 means of a simplex are a simplex.
+    # The tolerance is the rounding error of the given means: the float32 means of a simplex count as a simplex.
     dtype = means.dtype if isinstance(means, Tensor) else torch.from_numpy(np.asarray(means)).dtype
     tolerance = max(1e-12, 16 * torch.finfo(dtype).eps) if dtype.is_floating_point else 1e-12
     if delta.max() - delta.min() <= tolerance * delta.max() and pi.max() - pi.min() <= 1e-12:
         return back(simplex_error(delta.mean(), len(mu)))
-    error, _ = sampled_error(mu, pi, check_count("samples", samples, 2), check_count("seed", seed, 0))
-    return back(error)
+    return bayes_error_estimate(means, priors, samples=samples, seed=seed)[0]
 
 
 def bayes_error_estimate(means: Any, priors: Any = None, *, samples: int = 1 << 17, seed: int = 0) -> tuple[Any, Any]:
-    r"""The Bayes error for any means and priors by sampling, with its standard error.
+    r"""Estimate of the Bayes error for any means and priors, with its standard error.
 
     Importance sampling from `q(x) = \sum_{i<j} sqrt(pi_i p_i(x) pi_j p_j(x)) / B`, a mixture of Gaussians at
     the midpoints of the means, whose normaliser B is the Bhattacharyya bound. The integrand
     `\sum_k pi_k p_k - max_k pi_k p_k` is at most `B q`, so no sample weighs more than B and the relative error
-    stays small where plain sampling would see no error at all (10^-13 at C = 100). Deterministic from `seed`.
+    stays small where plain sampling would see no error at all (10^-13 at C = 100).
 
+    Parameters
+    ----------
+    means
+        Class means `[L, p]`.
+    priors
+        Class priors `[L]` (default: uniform).
+    samples
+        Number of samples, >= 2.
+    seed
+        Seed of the samples.
+
+    Returns
+    -------
+    tuple of float, array or tensor
+        Bayes error and standard error. The same seed gives the same numbers on every device.
+
+    Examples
+    --------
     >>> error, standard_error = bayes_error_estimate([[1.0], [-1.0]])
     >>> bool(abs(error - 0.158655) < 4 * standard_error < 0.01)
     True
     """
-    mu, back = _means(means)
-    pi = check_priors(priors, len(mu)).to(mu.device)
+    mu, pi, back = _mixture(means, priors)
     error, standard_error = sampled_error(mu, pi, check_count("samples", samples, 2), check_count("seed", seed, 0))
     return back(error), back(standard_error)
 
@@ -265,19 +373,36 @@ def bayes_error_estimate(means: Any, priors: Any = None, *, samples: int = 1 << 
 
 
 def whiten(x: Any, means: Any, covariance: Any) -> Any:
-    r"""`Q^{-1} (x - mean of the means)` with `Sigma = Q Q^T`, Q lower triangular: Assumption 2 to Assumption 3.
+    r"""Transform points so that classes of a shared covariance get unit covariance (Assumption 2 to Assumption 3).
 
-    Args:
-        x: points, `[..., p]`.
-        means: `[L, p]`.
-        covariance: `[p, p]`, symmetric positive definite, shared by the classes.
+        Q^{-1} (x - mean of the means),  Sigma = Q Q^T,  Q lower triangular
 
+    Parameters
+    ----------
+    x
+        Points `[..., p]`.
+    means
+        Class means `[L, p]`.
+    covariance
+        Covariance `[p, p]` of every class, symmetric and positive definite.
+
+    Returns
+    -------
+    array or tensor
+        Transformed points `[..., p]`.
+
+    Raises
+    ------
+    ValueError
+        If the shapes do not match, or the covariance is not symmetric and positive definite.
+
+    Examples
+    --------
     >>> whiten([[3.0, 1.0]], [[1.0, 1.0], [-1.0, 1.0]], [[9.0, 0.0], [0.0, 1.0]])
     array([[1., 0.]])
     """
     (points, mu, sigma), back = _lift(x=x, means=means, covariance=covariance)
-    _means(mu)
-    p = mu.shape[1]
+    p = check_means(mu).shape[1]
     if points.dim() < 1 or points.shape[-1] != p:
         raise ValueError(f"x must have shape [..., {p}] like the means, got {list(points.shape)}")
     if sigma.shape != (p, p):
@@ -292,10 +417,24 @@ def whiten(x: Any, means: Any, covariance: Any) -> Any:
 
 
 def standard_form(means: Any, covariance: Any) -> Any:
-    r"""The means of Assumption 3, `[L, p]`: unit covariance, zero sum, the same Mahalanobis distances.
+    r"""Means of Assumption 3: unit covariance, zero sum, the same Mahalanobis distances.
 
-    `whiten(x, means, covariance)` takes data there.
+    `whiten(x, means, covariance)` transforms data in the same way.
 
+    Parameters
+    ----------
+    means
+        Class means `[L, p]`.
+    covariance
+        Covariance `[p, p]` of every class, symmetric and positive definite.
+
+    Returns
+    -------
+    array or tensor
+        Means `[L, p]`.
+
+    Examples
+    --------
     >>> standard_form([[1.0, 0.0], [3.0, 0.0]], [[4.0, 0.0], [0.0, 1.0]])
     array([[-0.5,  0. ],
            [ 0.5,  0. ]])
@@ -304,18 +443,29 @@ def standard_form(means: Any, covariance: Any) -> Any:
 
 
 def discriminants(means: Any, priors: Any = None) -> tuple[Any, Any]:
-    r"""Fisher's discriminants `lambda_ij(x) = beta_ij + alpha_ij . x`: `alpha [L, L, p]` and `beta [L, L]`.
+    r"""Fisher's linear discriminants `lambda_ij(x) = beta_ij + alpha_ij . x` between pairs of classes.
 
-    `alpha_ij = mu_i - mu_j`, `beta_ij = log(pi_i / pi_j) + (|mu_j|^2 - |mu_i|^2) / 2`; x goes to i rather than
-    j where `lambda_ij(x) > 0`.
+    `alpha_ij = mu_i - mu_j` and `beta_ij = log(pi_i / pi_j) + (|mu_j|^2 - |mu_i|^2) / 2`; class i is more probable
+    than j where `lambda_ij(x) > 0`.
 
+    Parameters
+    ----------
+    means
+        Class means `[L, p]`.
+    priors
+        Class priors `[L]`, > 0 (default: uniform).
+
+    Returns
+    -------
+    tuple of array or tensor
+        `alpha` `[L, L, p]` and `beta` `[L, L]`.
+
+    Examples
+    --------
     >>> alpha, beta = discriminants([[1.0, 0.0], [0.0, 2.0]])
     >>> alpha[0, 1].tolist(), float(beta[0, 1])
     ([1.0, -2.0], 1.5)
     """
-    mu, back = _means(means)
-    log_pi = check_priors(priors, len(mu), positive=True).to(mu.device).log()
-    alpha = mu[:, None] - mu  # [L, L, p]
-    half_sq = (mu**2).sum(1) / 2
-    beta = (log_pi - half_sq)[:, None] - (log_pi - half_sq)
-    return back(alpha), back(beta)
+    mu, pi, back = _mixture(means, priors, positive=True)
+    score = pi.log() - (mu**2).sum(1) / 2  # [L]
+    return back(mu[:, None] - mu), back(score[:, None] - score)
