@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import mmlda
-from mmlda.data import ImageData
+from mmlda.data import ImageData, stratified
 from mmlda.evaluation import accuracy, predictions
 from mmlda.models import build
 
@@ -53,7 +53,7 @@ def test_any_model_and_any_kind_of_data(model, digits):
     loader = DataLoader(TensorDataset(x, y), batch_size=7)
     for data in ((x, y), (x.numpy(), y.numpy()), TensorDataset(x, y), loader):
         assert accuracy(model, data) == accuracy(lambda x: model(x), data) == expected
-    assert accuracy(model, (x, y), n=50) == accuracy(model, part.subset(slice(50)))
+    assert accuracy(model, (x, y), n=50) == accuracy(model, stratified(part, 50))
     assert accuracy(model, (x, y), n=61) == expected
-    with pytest.raises(ValueError, match=r"^data must be an ImageData"):
+    with pytest.raises(ValueError, match=r"^item 0 of data must be"):
         accuracy(model, [1, 2, 3])

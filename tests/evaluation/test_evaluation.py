@@ -3,14 +3,16 @@
 import multiprocessing
 import os
 import signal
+import warnings
 
 import pytest
 import torch
 from torch import nn
 
 import mmlda
-from mmlda.attacks import BIM
-from mmlda.evaluation import accuracy
+from mmlda.attacks import BIM, AttackWarning
+from mmlda.data import stratified
+from mmlda.evaluation import accuracy, attack_images
 from mmlda.models import build
 from mmlda.results import load_all, wilson
 
@@ -21,11 +23,12 @@ def test_evaluate_says_how_good_and_how_robust(model, digits, tmp_path):
     found = mmlda.evaluate(
         model, test, [weak, strong], n=120, chunk=50, out=tmp_path, temperature=test, name="SR", show=False
     )
-    x, y = test.pixels(slice(120)), test.labels[:120]
+    part = stratified(test, 120)
+    x, y = part.pixels(), part.labels
     z = model(x).detach()
     assert found.clean.value == pytest.approx(float((z.argmax(1) == y).double().mean()))
     assert found.clean.numbers["nll"] == pytest.approx(float(nn.functional.cross_entropy(z, y)), rel=1e-5)
-    assert found.clean.series["per_class"] == pytest.approx(accuracy(model, test.subset(slice(120))).per_class)
+    assert found.clean.series["per_class"] == pytest.approx(accuracy(model, part).per_class)
     assert found.attacks[1].value < found.attacks[0].value < found.clean.value
     for result, attack in zip(found.attacks, (weak, strong)):
         held = int((attack(model, x, y).prediction == y).sum())
@@ -117,7 +120,8 @@ def test_more_images_than_there_are_means_all_of_them(model, digits):
 
 
 def test_evaluate_takes_any_function_and_any_data(model, digits):
-    x, y = digits[1].pixels(slice(40)), digits[1].labels[:40]
+    part = stratified(digits[1], 40)
+    x, y = part.pixels(), part.labels
     plain = mmlda.evaluate(model, digits[1], BIM(eps=0.1), n=40, show=False)
     other = mmlda.evaluate(lambda x: model(x), (x, y), BIM(eps=0.1), temperature=digits[1], show=False)
     assert [r.value for r in other.results] == [r.value for r in plain.results]
@@ -138,3 +142,60 @@ def test_an_infinite_likelihood_is_printed(digits):
     net = mmlda.Classifier(mmlda.models.conv_net(), head)
     found = mmlda.evaluate(net, digits[1], n=100, show=False)
     assert found.clean.numbers["nll"] is None and "negative log-likelihood inf" in str(found)
+
+
+def rounding(model):
+    return lambda v: model((v * 4).round() / 4)
+
+
+def test_attacks_are_objects_or_names(model, digits):
+    found = mmlda.evaluate(model, digits[1], ["fgsm:8/255", BIM(eps=0.1)], n=30, show=False)
+    assert [r.attack for r in found.attacks] == ["FGSM", "BIM"] and found.attacks[0].eps == 8 / 255
+    assert mmlda.evaluate(model, digits[1], "bim:0.1,steps=3", n=30, show=False).attacks[0].attack_steps == 3
+    with pytest.raises(ValueError, match="attack must be one of"):
+        mmlda.evaluate(model, digits[1], "nothing:0.1", n=30, show=False)
+    with pytest.raises(ValueError, match=r"eps must be at most 1\.0.*8/255"):
+        mmlda.evaluate(model, digits[1], "pgd:8", n=30, show=False)
+
+
+def test_a_blind_attack_is_marked_with_the_reason(model, digits):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = mmlda.evaluate(rounding(model), digits[1], ["bim:0.1", "square:0.1,queries=50"], n=40, show=False)
+    lines = str(found).splitlines()
+    assert lines[0].startswith("40 images, 10 classes")
+    (row,) = [line for line in lines if line.startswith("BIM")]
+    assert row.startswith("BIM 0.1 * ")
+    (why,) = [line for line in lines if line.startswith("* ")]
+    assert why.startswith("* BIM 0.1: blind, since the gradient was exactly zero for")
+    assert not any("Square" in line and "*" in line for line in lines)
+
+
+def test_chunks_of_a_blind_attack_warn_once(model, digits):
+    with pytest.warns(AttackWarning, match="BIM: blind") as caught:
+        attack_images(rounding(model), digits[1], BIM(eps=0.1), n=40, chunk=10, show=False)
+    assert len(caught) == 1 and caught[0].filename == __file__
+
+
+def test_a_random_model_is_marked_and_judged_on_average(model, digits):
+    torch.manual_seed(0)
+    found = mmlda.evaluate(
+        lambda v: model(v + 0.1 * torch.randn_like(v)), digits[1], BIM(eps=0.0), n=60, chunk=30, show=False
+    )
+    (result,) = found.attacks
+    assert result.numbers["passes"] == 16 and "the model is random" in str(found)
+    assert result.value == pytest.approx(result.numbers["clean_accuracy"], abs=0.1)
+
+
+def test_a_method_of_a_module_is_measured_in_eval_mode(digits):
+    net = nn.Sequential(nn.Flatten(), nn.Dropout(0.9), nn.Linear(64, 10))
+    expected = accuracy(net.eval(), digits[1]).accuracy
+    net.train()
+    assert accuracy(net.forward, digits[1]).accuracy == expected
+    assert net.training and net[1].training
+
+
+@pytest.mark.parametrize("wrong", [BIM, 0.1])
+def test_what_is_no_attack_is_refused(model, digits, wrong):
+    with pytest.raises(ValueError, match=r"^attacks must be attacks such as PGD\(eps=8/255\) or names"):
+        mmlda.evaluate(model, digits[1], [wrong], show=False)

@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import mmlda
 from mmlda.attacks import BIM, FGSM, ILCM, JSMA, PGD, CarliniWagner, WorstCase, compiled
 from mmlda.attacks.adapters import from_foolbox
+from mmlda.data import stratified
 from mmlda.evaluation import robustness
-from mmlda.evaluation.provenance import describe_attack
-from mmlda.evaluation.robustness import adversarial_images, attack_images
+from mmlda.evaluation.robustness import adversarial_images, attack_images, describe_attack
 from mmlda.models import build
 from mmlda.paper.verification import _attack
 from mmlda.results import Result
@@ -42,7 +42,7 @@ def test_the_success_that_is_shown_is_of_all_images_so_far(model, digits, tmp_pa
 
     monkeypatch.setattr(robustness, "progress", progress)
     attack_images(model, digits[1], FGSM(eps=0.06), out=tmp_path, n=90, chunk=10)
-    won = FGSM(eps=0.06)(model, digits[1].pixels(slice(90)), digits[1].labels[:90]).success.double()
+    won = FGSM(eps=0.06)(model, stratified(digits[1], 90).pixels(), stratified(digits[1], 90).labels).success.double()
     assert shown == [(n, pytest.approx(float(won[:n].mean()), abs=0.02)) for n in range(10, 91, 10)]
     alone = [float(part.mean()) for part in won.split(10)]
     assert max(abs(one - success) for one, (_, success) in zip(alone, shown)) > 0.1  # and not of the last chunk
@@ -51,7 +51,7 @@ def test_the_success_that_is_shown_is_of_all_images_so_far(model, digits, tmp_pa
 def test_the_summary_is_what_the_attack_did(model, digits, tmp_path):
     attack = PGD(eps=0.06, steps=10)
     summary = attack_images(model, digits[1], attack, out=tmp_path, n=90, chunk=40, show=False)
-    x, y = digits[1].pixels(slice(90)), digits[1].labels[:90]
+    x, y = stratified(digits[1], 90).pixels(), stratified(digits[1], 90).labels
     whole = attack(model, x, y)
     numbers = summary.numbers
     assert 0.05 < summary.value < 0.95
@@ -75,7 +75,7 @@ def test_the_summary_is_what_the_attack_did(model, digits, tmp_path):
 def test_an_image_that_missed_its_target_is_not_counted_as_held(model, digits, tmp_path):
     """ILCM pushes towards the least likely class; on the way most images end in another wrong one."""
     found = attack_images(model, digits[1], ILCM(eps=0.2), out=tmp_path, n=80, show=False)
-    x, y = digits[1].pixels(slice(80)), digits[1].labels[:80]
+    x, y = stratified(digits[1], 80).pixels(), stratified(digits[1], 80).labels
     result = ILCM(eps=0.2)(model, x, y)
     held = (result.prediction == y) & (model(x).argmax(1) == y)
     missed = (result.prediction != y) & ~result.success
@@ -113,7 +113,7 @@ def test_a_failed_minimum_norm_attack_is_infinite_in_the_file_and_left_out_of_th
     attack = CarliniWagner(search_steps=2, steps=20)
     summary = attack_images(deaf, digits[1], attack, out=tmp_path, n=30, chunk=30, show=False)
     saved = load_file(tmp_path / "images-000000.safetensors")
-    threes = digits[1].labels[:30] == 3
+    threes = stratified(digits[1], 30).labels == 3
     assert threes.any() and saved["l2"][threes].isinf().all()
     assert summary.numbers["success_rate"] == 0 and summary.numbers["mean_l2"] is None
     assert summary.value == pytest.approx(float(threes.double().mean()))

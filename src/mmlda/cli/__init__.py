@@ -1,12 +1,17 @@
-"""The command line: parse, call one function, print. Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+"""The command line: parse, call one function, print. Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted.
+
+No module here imports torch, directly or not, before a command runs: help and tab completion answer at once.
+"""
 
 from __future__ import annotations
 
-import itertools
 import sys
+import warnings
 from typing import Annotated
 
 import typer
+
+from mmlda._version import __version__
 
 from mmlda.cli import networks  # isort: skip (the help lists commands in the order of these imports)
 from mmlda.cli import judging, tools
@@ -16,39 +21,34 @@ __all__ = ["app", "judging", "main", "networks", "tools"]
 
 
 def main() -> None:
-    """Run the command line; user errors are one line instead of a traceback."""
-    from mmlda.data.download import FetchError
-    from mmlda.training import Diverged
-    from mmlda.training.sweeps import JobsFailed
-
+    """Run the command line; warnings and user errors are one line each."""
+    warnings.formatwarning = lambda message, *_: f"mmlda: warning: {message}\n"
     try:
-        sys.exit(app(standalone_mode=False) or 0)  # what a command's typer.Exit asked for
+        sys.exit(app(standalone_mode=False, prog_name="mmlda") or 0)  # what a command's typer.Exit asked for
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(130)
     except ValueError as error:
         _fail(error, 2)
     except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
         _fail(f"{error.filename}: wrong kind of path: {error.strerror}", 2)
-    except (Diverged, FetchError, JobsFailed, OSError) as error:
+    except (ImportError, OSError) as error:
         _fail(error, 1)
-    except Exception as error:  # click's own errors: unknown options, missing arguments
+    except Exception as error:
         if not hasattr(error, "exit_code"):
-            raise
+            from mmlda.data.download import FetchError
+            from mmlda.integrations.export import ExportMismatch
+            from mmlda.training import Diverged
+            from mmlda.training.sweeps import JobsFailed
+
+            if not isinstance(error, Diverged | ExportMismatch | FetchError | JobsFailed):
+                raise
+            _fail(error, 1)
+        # the parser's own errors: unknown options, missing arguments
         if type(error).__name__ == "NoArgsIsHelpError":  # the help, which is no error
             print(error.format_message())  # type: ignore[attr-defined]
             sys.exit(error.exit_code)
-        words, given = error.format_message() or str(error), _given(error)  # type: ignore[attr-defined]
-        _fail(words if given is None or repr(given) in words else f"{words}, got {given!r}", error.exit_code)
-
-
-def _given(error: Exception) -> str | None:
-    """The value given to the option that an error is about; None if it cannot be found."""
-    options, found = getattr(getattr(error, "param", None), "opts", ()), None
-    for word, after in itertools.pairwise([*sys.argv[1:], ""]):
-        name, equals, value = word.partition("=")
-        if name in options:
-            found = value if equals else after
-    return found
+        words = (error.format_message() or str(error)).rstrip(".")  # type: ignore[attr-defined]
+        _fail(f"{words}, got {' '.join(sys.argv[1:])!r}", error.exit_code)
 
 
 def _fail(error: BaseException | str, code: int) -> None:
@@ -58,8 +58,6 @@ def _fail(error: BaseException | str, code: int) -> None:
 
 def _version(value: bool) -> None:
     if value:
-        from mmlda import __version__
-
         print(__version__)
         raise typer.Exit
 
@@ -67,6 +65,6 @@ def _version(value: bool) -> None:
 @app.callback()
 def _common(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None: ...

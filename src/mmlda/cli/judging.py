@@ -1,110 +1,68 @@
-"""Commands that measure networks: attack, evaluate, audit, reproduce, report."""
+"""Commands that measure networks: evaluate, attack, audit, reproduce, pack, report."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
+import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmlda._utils.checks import invalid
+from mmlda._utils.checks import check_choice, invalid
+from mmlda._utils.text import eps_text
 from mmlda.cli.options import (
     Chunk,
-    Data,
     Device,
+    Function,
     Json,
     Model,
     N,
+    OwnData,
     Root,
-    app,
+    Weights,
     attack_option,
+    browse,
+    command,
     numbers,
+    option,
     parse_attack,
+    parse_eps,
     pick,
     prepare,
+    show,
 )
-from mmlda.paper import PARTS
-from mmlda.results import Result, label
+
+if TYPE_CHECKING:
+    from mmlda.results import Result
 
 
-@app.command(epilog="Example: mmlda attack runs/digits --attack pgd:0.1,steps=50 --n 200 --out runs/attack")
-def attack(
-    model: Model,
-    specs: Annotated[list[str], attack_option],
-    out: Annotated[Path, typer.Option(help="Folder for the result; an attack that was stopped resumes there.")],
-    data: Data = "digits",
-    n: N = None,
-    chunk: Chunk = None,
-    compile_: Annotated[bool, typer.Option("--compile", help="Compile the network: for long attacks on CUDA.")] = False,
-    root: Root = None,
-    device: Device = None,
-    as_json: Json = False,
-) -> None:
-    """Attack a network and save the adversarial images.
-
-    Prints the accuracy under attack and the distances. Several attacks get one folder each inside --out.
-    """
-    from mmlda.evaluation import attack_images
-
-    chosen = {spec: parse_attack(spec) for spec in specs}
-    place = pick(device)
-    net, test = prepare(model, data, root, place)
-    results = []
-    for spec, one in chosen.items():
-        folder = out if len(chosen) == 1 else out / re.sub(r"[^\w.=]+", "-", spec)
-        result = attack_images(net, test, one, out=folder, n=n, chunk=chunk, name=model, device=place, compile=compile_)
-        results.append(dataclasses.asdict(result))
-        if not as_json:
-            print("\n".join(_summary(result, folder)))
-    if as_json:
-        print(json.dumps(results[0] if len(results) == 1 else results))
-
-
-def _summary(result: Result, folder: Path) -> list[str]:
-    numbers, (low, high) = result.numbers, result.interval or (0.0, 0.0)
-    clean, images = 100 * float(numbers["clean_accuracy"] or 0), f"{result.n} images of {result.dataset}"
-    lines = [
-        f"{result.attack} on {images}: accuracy {clean:.2f}% clean, {100 * result.number:.2f}% under attack "
-        f"(95% interval {100 * low:.2f} to {100 * high:.2f})"
-    ]
-    if numbers["mean_l2"] is not None:
-        lines.append(
-            f"mean distance of broken images: L-infinity {numbers['mean_linf']:.4f}, L2 {numbers['mean_l2']:.4f}, "
-            f"distortion {numbers['mean_distortion']:.3f}"
-        )
-    if numbers["zero_gradient"]:
-        share = 100 * float(numbers["zero_gradient"])
-        lines.append(
-            f"the gradient was exactly zero for {share:.1f}% of the images: the attack cannot move them, which is not "
-            "robustness; try loss=margin"
-        )
-    return [*lines, f"{folder / 'result.json'}, {folder / 'examples.png'}"]
-
-
-@app.command(epilog="Example: mmlda evaluate runs/digits --attack bim:0.1 --attack cw --n 200 --out runs/evaluation")
+@command("mmlda evaluate mnist-mmlda --attack fgsm:0.1 --attack pgd:0.1 --n 100")
 def evaluate(
-    model: Model,
+    model: Model = None,
     specs: Annotated[list[str] | None, attack_option] = None,
-    data: Data = "digits",
+    function: Function = None,
+    weights: Weights = None,
+    data: OwnData = None,
     n: N = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the results; a stopped evaluation resumes there.")
-    ] = None,
+    root: Root = None,
     temperature: Annotated[
         bool,
-        typer.Option(
-            "--temperature", help="Also calibrate with a temperature, fitted on the test images after the first N."
-        ),
+        option("Computation", "--temperature", help="Also calibrate, with a temperature fitted on the other images."),
     ] = False,
+    priors: Annotated[
+        str | None,
+        option("Computation", metavar="NAME", help="Predict with other class priors: uniform or empirical."),
+    ] = None,
     chunk: Chunk = None,
-    root: Root = None,
     device: Device = None,
+    out: Annotated[
+        Path | None, option("Output", metavar="DIR", help="Save the results; a stopped evaluation resumes there.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure clean and robust accuracy.
+    """Measure accuracy on clean images and under attacks.
 
     Prints a table with 95% intervals, distances and calibration.
     """
@@ -112,34 +70,107 @@ def evaluate(
 
     attacks = [parse_attack(spec) for spec in specs or []]
     place = pick(device)
-    net, test = prepare(model, data, root, place)
-    rest = None
+    subject = prepare(model, function, weights, data, root, place)
+    net, test, rest = subject.net, subject.test, None
+    if priors is not None:
+        check_choice("priors", priors, ("uniform", "empirical"))
+        if not isinstance(net, mmlda.Classifier):
+            raise invalid("priors", "left out for a network that is no mmlda.Classifier", priors)
+        net = net.with_priors(None) if priors == "uniform" else net.with_priors(priors, test.labels.to(place))
     if temperature:  # not on training images, on which the network is too confident
         if n is None or not 0 < n < len(test):
             raise invalid("n", f"from 1 to {len(test) - 1}, as --temperature needs the other test images", n)
-        rest = test.subset(slice(n, None))
-    found = mmlda.evaluate(net, test, attacks, n=n, out=out, chunk=chunk, name=model, device=place, temperature=rest)
-    print(json.dumps([dataclasses.asdict(result) for result in found.results]) if as_json else found)
+        rest, test = mmlda.data.holdout(test, n)  # the same images as without --temperature
+    found = mmlda.evaluate(
+        net, test, attacks, n=n, out=out, chunk=chunk, name=subject.name, device=place, temperature=rest
+    )
+    show(found.results, f"{subject.heading(n)}\n{found}", as_json)
 
 
-@app.command(epilog="Example: mmlda audit cifar10-mmlda --data cifar10 --eps 0.04 --surrogate cifar10-sr --out audit")
+@command("mmlda attack runs/digits --attack pgd:8/255,steps=50 --n 200 --out runs/attack")
+def attack(
+    model: Model = None,
+    *,
+    specs: Annotated[list[str], attack_option],
+    function: Function = None,
+    weights: Weights = None,
+    data: OwnData = None,
+    n: N = None,
+    root: Root = None,
+    chunk: Chunk = None,
+    compile_: Annotated[
+        bool, option("Computation", "--compile", help="Compile the network: for long attacks on CUDA.")
+    ] = False,
+    device: Device = None,
+    out: Annotated[
+        Path, option("Output", metavar="DIR", help="Folder for the results; a stopped attack resumes there.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Attack a network and save the adversarial images.
+
+    Prints the accuracy under attack and the distances. Several attacks get one folder each inside --out.
+    """
+    from mmlda.attacks import AttackWarning
+    from mmlda.evaluation import attack_images
+
+    chosen = {spec: parse_attack(spec) for spec in specs}
+    place = pick(device)
+    subject = prepare(model, function, weights, data, root, place)
+    if not as_json:
+        print(subject.heading(n))
+    results = []
+    for spec, one in chosen.items():
+        folder = out if len(chosen) == 1 else out / re.sub(r"[^\w.=]+", "-", spec)
+        how: dict[str, Any] = {"n": n, "chunk": chunk, "name": subject.name, "device": place, "compile": compile_}
+        with warnings.catch_warnings(action="ignore", category=AttackWarning):  # the summary says it
+            result = attack_images(subject.net, subject.test, one, out=folder, **how)
+        results.append(result)
+        if not as_json:
+            print("\n".join(_summary(result, folder)))
+    if as_json:
+        show(results[0] if len(results) == 1 else results, None, as_json)
+
+
+def _summary(result: Result, folder: Path) -> list[str]:
+    numbers, (low, high) = result.numbers, result.interval or (0.0, 0.0)
+    clean, interval = 100 * float(numbers["clean_accuracy"] or 0), f"{100 * low:.2f} to {100 * high:.2f}"
+    accuracy = f"accuracy {clean:.2f}% clean, {100 * result.number:.2f}% under attack (95% interval {interval})"
+    lines = [f"{result.attack}{'' if result.eps is None else f' {eps_text(result.eps)}'}: {accuracy}"]
+    if numbers["mean_l2"] is not None:
+        near = f"L-infinity {numbers['mean_linf']:.4f}, L2 {numbers['mean_l2']:.4f}"
+        lines.append(f"mean distance of broken images: {near}, distortion {numbers['mean_distortion']:.3f}")
+    if numbers["zero_gradient"]:
+        still = f"the gradient was exactly zero for {100 * float(numbers['zero_gradient']):.1f}% of the images"
+        lines.append(f"{still}: the attack cannot move them, which is not robustness; try loss=margin")
+    return [*lines, f"{folder / 'result.json'}, {folder / 'examples.png'}"]
+
+
+@command("mmlda audit cifar10-mmlda --eps 8/255 --surrogate cifar10-sr --out audit")
 def audit(
-    model: Model,
-    data: Data = "digits",
+    model: Model = None,
     eps: Annotated[
-        float | None, typer.Option(help="Perturbation of pixels in [0, 1] (default: 0.04 for colour, 0.12 for grey).")
+        str | None,
+        option(
+            "Attacks",
+            metavar="EPS",
+            help="Largest change of a pixel in [0, 1], such as 8/255 (default: 0.04 for colour, 0.12 for grey).",
+        ),
     ] = None,
     surrogate: Annotated[
-        str | None, typer.Option(help="Another network, whose adversarial images are transferred.")
+        str | None, option("Attacks", metavar="MODEL", help="Also try adversarial images made for this network.")
     ] = None,
-    n: Annotated[int, typer.Option(help="Use the first N test images.")] = 200,
     thorough: Annotated[
-        bool, typer.Option("--thorough", help="Use more steps and queries; several times slower.")
+        bool, option("Attacks", "--thorough", help="5 times the steps and 10 times the queries; much slower.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Random seed of the attacks.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder for the result and its picture.")] = None,
+    seed: Annotated[int, option("Attacks", metavar="N", help="Random seed of the attacks.")] = 0,
+    function: Function = None,
+    weights: Weights = None,
+    data: OwnData = None,
+    n: Annotated[int, option("Data", metavar="N", help="Use a stratified sample of N test images.")] = 200,
     root: Root = None,
     device: Device = None,
+    out: Annotated[Path | None, option("Output", metavar="DIR", help="Save the result and its figure.")] = None,
     as_json: Json = False,
 ) -> None:
     """Check whether a network's robustness is real.
@@ -147,63 +178,79 @@ def audit(
     Prints a verdict (real, none, masked or mixed) with its evidence.
     """
     import mmlda
+    from mmlda.evaluation.accuracy import check_fits
 
-    place = pick(device)
-    net, test = prepare(model, data, root, place)
-    other = None if surrogate is None else prepare(surrogate, data, root, place)[0]
+    radius, place = None if eps is None else parse_eps(eps), pick(device)
+    net, name, test, _ = subject = prepare(model, function, weights, data, root, place)
+    other = None if surrogate is None else mmlda.load(surrogate, device=place)
+    if other is not None:
+        check_fits(other, test)
     judged = mmlda.audit(
-        net, test, eps=eps, surrogate=other, n=n, thorough=thorough, name=model, seed=seed, device=place
+        net, test, eps=radius, surrogate=other, n=n, thorough=thorough, name=name, seed=seed, device=place
     )
     found = judged.to_result()
     if out is not None:
         found = dataclasses.replace(found, name="audit").save(out)
         judged.plot(out / "audit.png")
-    if as_json:
-        print(json.dumps(dataclasses.asdict(found)))
-        return
-    print(judged)
-    if out is not None:
+    show(found, f"{subject.heading(n)}\n{judged}", as_json)
+    if out is not None and not as_json:
         print(f"{out / 'audit.json'}, {out / 'audit.png'}")
 
 
-REPRODUCED = [*PARTS, "all"]
+REPRODUCED = "table1 table2 table3 fig2 fig3 fig4 fig5 theory suspects pgd all".split()  # mmlda.paper.PARTS, and all
 
 
-@app.command(epilog="Example: mmlda reproduce table2 --data cifar10 --shipped --n 500 --out results")
+@command("mmlda reproduce table2 --data cifar10 --shipped --n 500 --out results")
 def reproduce(
     name: Annotated[
-        str | None, typer.Argument(help=", ".join(REPRODUCED) + ".", autocompletion=lambda: REPRODUCED)
+        str | None,
+        typer.Argument(metavar="NAME", help=f"{', '.join(REPRODUCED)}.", autocompletion=lambda: REPRODUCED),
     ] = None,
-    data: Annotated[str, typer.Option(help="digits, mnist or cifar10.")] = "digits",
-    out: Annotated[Path, typer.Option(help="Folder for the results; finished ones are kept.")] = Path("results"),
-    steps: Annotated[int | None, typer.Option(help="Training steps (default: the paper's).")] = None,
-    tuning: Annotated[
-        int | None, typer.Option(help="Fine-tuning steps (default: the paper's share of the steps).")
+    data: Annotated[str, option("Data", metavar="NAME", help="digits, mnist or cifar10.")] = "digits",
+    n: Annotated[
+        int | None, option("Data", metavar="N", help="Attack N images (default: all; 1,000 for JSMA and C&W).")
     ] = None,
-    n: Annotated[int | None, typer.Option(help="Images to attack (default: all; 1,000 for JSMA and C&W).")] = None,
-    seeds: Annotated[str, typer.Option(help="Random seeds, comma-separated.")] = "0",
-    shipped: Annotated[bool, typer.Option("--shipped", help="Use the networks that ship instead of training.")] = False,
-    at_once: Annotated[int, typer.Option(help="Networks to train at the same time on one device.")] = 1,
-    ray: Annotated[str | None, typer.Option(help="Train on a Ray cluster: its address, or local.")] = None,
-    verify: Annotated[
-        Path | None, typer.Option(help="JSON file of a result: recompute 200 of its images (or --n) and compare.")
-    ] = None,
-    network: Annotated[str | None, typer.Option(help="With --verify: the network's folder or name.")] = None,
     root: Root = None,
+    shipped: Annotated[bool, option("Training", "--shipped", help="Use the networks that ship, do not train.")] = False,
+    steps: Annotated[int | None, option("Training", metavar="N", help="Training steps (default: the paper's).")] = None,
+    tuning: Annotated[
+        int | None, option("Training", metavar="N", help="Fine-tuning steps (default: the paper's share of --steps).")
+    ] = None,
+    seeds: Annotated[str, option("Training", metavar="LIST", help="Random seeds, comma-separated.")] = "0",
+    at_once: Annotated[
+        int, option("Computation", metavar="N", help="Networks to train at the same time on one device.")
+    ] = 1,
+    ray: Annotated[
+        str | None, option("Computation", metavar="ADDRESS", help="Train on a Ray cluster: its address, or local.")
+    ] = None,
     device: Device = None,
+    verify: Annotated[
+        Path | None,
+        option(
+            "Verification",
+            metavar="RESULT",
+            help="Recompute N images (default: 200) of NAME.json or TABLE.jsonl#NAME, and compare.",
+        ),
+    ] = None,
+    network: Annotated[
+        str | None, option("Verification", metavar="MODEL", help="Its network, if it cannot be found beside the file.")
+    ] = None,
+    out: Annotated[
+        Path, option("Output", metavar="DIR", help="Folder for the results; finished ones are kept.")
+    ] = Path("results"),
     as_json: Json = False,
 ) -> None:
-    """Reproduce a table or figure of the paper.
+    """Reproduce a table or figure of the paper, or verify a result.
 
-    With --verify, recompute part of one result and compare.
+    Trains the networks, attacks them, and prints each number beside the paper's. With --verify, recomputes part of
+    one result and compares.
     """
     if verify is not None:
         from mmlda.paper.verification import verify as check
 
         found = check(verify, n=200 if n is None else n, network=network, root=root, device=pick(device))
         told = {"agrees": found.agrees, "result": str(verify), "claimed": found.result.value}
-        fields = dataclasses.asdict(found) | told
-        print(json.dumps(fields) if as_json else found)
+        show(dataclasses.asdict(found) | told, found, as_json)
         if not found.agrees:
             raise typer.Exit(1)
         return
@@ -226,18 +273,16 @@ def reproduce(
         show=not as_json,
     )
     results = paper.reproduce(name, setup)
+    show(results, "\n".join(table(results)), as_json)
     if as_json:
-        print(json.dumps([dataclasses.asdict(result) for result in results]))
         return
-    print("\n".join(table(results)))
-    for where, parts in paper.times(setup).items():
-        each = ", ".join(f"{part} {seconds / 60:.1f}" for part, seconds in parts.items())
-        print(f"minutes on {where}: {each}; together {sum(parts.values()) / 60:.1f}")
     print(f"{len(results)} results in {out}; turn them into a page with mmlda report {out} -o report.html")
 
 
 def table(results: list[Result]) -> list[str]:
     """Results as lines: ours, the interval, the paper's; claims with their verdict."""
+    from mmlda.results import label
+
     lines = []
     for result in results:
         if result.kind in ("claim", "theory"):
@@ -257,12 +302,36 @@ def table(results: list[Result]) -> list[str]:
     return lines
 
 
-@app.command(epilog="Example: mmlda report results -o report.html")
+@command("mmlda pack results")
+def pack(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder with result files.")],
+    replace: Annotated[
+        bool, option("Output", "--replace", help="Replace packed results that have another value.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Pack result files into one file per table.
+
+    Afterwards DIR/DATASET/TABLE.jsonl has one result per line, with the outcomes in TABLE.safetensors.
+    """
+    from mmlda.results import pack as pack_results
+
+    packed, differing = pack_results(folder, replace=replace)
+    left = "differs from the packed result of this name and was left; replace it with --replace"
+    lines = [f"{len(packed)} results packed", *(f"{name} {left}" for name in differing)]
+    show({"packed": packed, "differing": differing}, "\n".join(lines), as_json)
+    if differing:
+        raise typer.Exit(1)
+
+
+@command("mmlda report results -o report.html")
 def report(
-    results: Annotated[Path, typer.Argument(help="Folder of results.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path("report.html"),
-    title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
-    open_: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    results: Annotated[Path, typer.Argument(metavar="DIR", help="Folder with result files, also in folders below.")],
+    title: Annotated[str | None, option("Output", metavar="TEXT", help="Title of the page.")] = None,
+    out: Annotated[Path, option("Output", "--out", "-o", metavar="FILE", help="The HTML file to write.")] = Path(
+        "report.html"
+    ),
+    open_: Annotated[bool, option("Output", "--open", help="Open the page in the browser.")] = False,
     as_json: Json = False,
 ) -> None:
     """Turn result files into one HTML page.
@@ -272,8 +341,6 @@ def report(
     from mmlda.report import build
 
     page = build(results, out, title=title).resolve()
-    print(json.dumps({"report": str(page), "address": page.as_uri()}) if as_json else page.as_uri())
+    show({"report": page, "address": page.as_uri()}, page.as_uri(), as_json)
     if open_:
-        import webbrowser
-
-        webbrowser.open(page.as_uri())
+        browse(page)

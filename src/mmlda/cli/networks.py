@@ -1,48 +1,94 @@
-"""Commands that make networks: demo, models, train."""
+"""Commands that make networks: demo, export, models, train."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import typing
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from mmlda.cli.options import Data, Device, Json, Root, app, checked, pick, settings, typed
+import mmlda.zoo as zoo
+from mmlda._utils.settings import checked, settings, typed
+from mmlda._utils.text import eps_text
+from mmlda.cli.options import (
+    DATASETS,
+    Device,
+    Json,
+    Root,
+    browse,
+    command,
+    data_option,
+    network_argument,
+    option,
+    pick,
+    show,
+)
 
 
-@app.command(epilog="Example: mmlda train --data digits --head mmlda --out runs/digits")
+@command("mmlda train --data digits --head mmlda --out runs/digits")
 def train(
-    data: Data = "digits",
-    head: Annotated[str | None, typer.Option(help="mmlda or softmax (default: that of --start, else mmlda).")] = None,
-    out: Annotated[
-        Path, typer.Option(help="Folder for checkpoints and the network; an existing run is resumed.")
-    ] = Path("runs/network"),
-    recipe: Annotated[
-        str | None, typer.Option(help="Name of a recipe (default: the paper's for data and head).")
+    data: Annotated[
+        str | None, data_option(help=f"{', '.join(DATASETS)} or a folder (default: that of the run, else digits).")
     ] = None,
-    start: Annotated[str | None, typer.Option(help="Fine-tune this network: a name or the folder of a run.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Training steps; the schedule changes in proportion.")] = None,
-    seed: Annotated[int, typer.Option(help="Random seed of weights, data order and augmentation.")] = 0,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the recipe: --set lr=0.01.")
+    n: Annotated[
+        int | None, option("Data", metavar="N", help="Train on a stratified sample of N images, for a quick try.")
     ] = None,
-    model: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Change the network: --model depth=20.")
+    validation: Annotated[
+        int | None, option("Data", metavar="N", help="Hold out N training images and report the accuracy on them.")
+    ] = None,
+    keep_best: Annotated[
+        bool, option("Data", "--keep-best", help="Keep the network with the best validation accuracy.")
+    ] = False,
+    patience: Annotated[
+        int | None, option("Data", metavar="N", help="Stop after N validations without improvement.")
     ] = None,
     root: Root = None,
+    priors: Annotated[
+        str | None,
+        option("Network", metavar="NAME", help="Class priors of the head: uniform, or empirical (the training set's)."),
+    ] = None,
+    head: Annotated[
+        str | None, option("Network", metavar="NAME", help="mmlda or softmax (default: that of --start, else mmlda).")
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        option("Network", metavar="KEY=VALUE", help="Change a setting, such as depth=20; repeat for several."),
+    ] = None,
+    start: Annotated[
+        str | None, option("Network", metavar="MODEL", help="Fine-tune this network: a name, or the folder of a run.")
+    ] = None,
+    recipe: Annotated[
+        str | None, option("Recipe", metavar="NAME", help="Such as mnist-sr (default: the paper's for data and head).")
+    ] = None,
+    steps: Annotated[
+        int | None, option("Recipe", metavar="N", help="Training steps; more than an existing run has lengthen it.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        option("Recipe", "--set", metavar="KEY=VALUE", help="Change a setting, such as lr=0.01; repeat for several."),
+    ] = None,
+    seed: Annotated[
+        int | None, option("Recipe", metavar="N", help="Random seed of weights, data order, augmentation (default: 0).")
+    ] = None,
     device: Device = None,
-    eager: Annotated[bool, typer.Option("--eager", help="On CUDA, neither compile nor capture the step.")] = False,
-    deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="On CUDA, get the same bits for the same seed; slower.")
+    amp: Annotated[
+        bool | None, option("Computation", help="Use bfloat16 with a float32 loss (default: only on CUDA).")
+    ] = None,
+    eager: Annotated[
+        bool, option("Computation", "--eager", help="On CUDA, neither compile nor capture the training step.")
     ] = False,
-    amp: Annotated[bool | None, typer.Option(help="Use bfloat16 with a float32 loss (default: on CUDA).")] = None,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard event files.")] = False,
+    deterministic: Annotated[
+        bool, option("Computation", "--deterministic", help="On CUDA, the same seed gives the same bits; slower.")
+    ] = False,
+    out: Annotated[Path, option("Output", metavar="DIR", help="Folder of the run; an existing run is resumed.")] = Path(
+        "runs/network"
+    ),
+    tensorboard: Annotated[bool, option("Output", "--tensorboard", help="Also write TensorBoard event files.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Train a network, or resume its training.
+    """Train a network, or resume its training: --out alone is enough for that.
 
     With --start, fine-tune an existing network. Under torchrun, train on several GPUs.
     """
@@ -60,6 +106,11 @@ def train(
         start=None if start is None else mmlda.load(start),
         steps=steps,
         seed=seed,
+        n=n,
+        validation=validation,
+        keep_best=keep_best,
+        patience=patience,
+        priors=priors,
         changes=checked(Recipe, changes, "the recipe"),
         model=_network_settings(model or []),
         out=out,
@@ -72,19 +123,20 @@ def train(
     )
     if result is None:  # another process prints
         return
-    if as_json:
-        about = {"out": str(out), "steps": run.step, "loss": run.loss, "seconds": run.seconds}
-        print(json.dumps({**about, **dataclasses.asdict(result)}))
-    else:
-        error = f"test error {100 * result.error:.2f}% on {result.n} images"
-        print(f"{error} after {run.step} steps ({run.seconds:.0f} s)")
-        print(f"the network is in {out}")
+    about = {"out": out, "steps": run.step, "loss": run.loss, "seconds": run.seconds}
+    error = f"test error {100 * result.error:.2f}% on {result.n} images"
+    if run.validation is not None:
+        held = run.validation
+        about["validation"] = {"accuracy": held.best, "step": held.best_step, "images": len(held.data)}
+        error += f", best validation accuracy {100 * held.best:.2f}% at step {held.best_step},"
+    text = f"{error} after {run.step} steps ({run.seconds:.0f} s)\nthe network is in {out}"
+    show({**about, **dataclasses.asdict(result)}, text, as_json)
 
 
-@app.command(epilog="Example: mmlda demo --open")
+@command("mmlda demo --open")
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the report and the results.")] = Path("demo"),
-    open_: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
+    out: Annotated[Path, option("Output", metavar="DIR", help="Folder for the report and the results.")] = Path("demo"),
+    open_: Annotated[bool, option("Output", "--open", help="Open the report in the browser.")] = False,
     as_json: Json = False,
 ) -> None:
     """Train, attack and audit two networks in two minutes.
@@ -94,31 +146,36 @@ def demo(
     from mmlda.paper import demo as module
 
     page, found = module.demo(out, show=not as_json)
-    if as_json:
-        print(json.dumps([dataclasses.asdict(result) for result in found]))
-    else:
-        print("\n" + "\n".join(module.lines(found)))
-        print(f"\nreport: {page.resolve().as_uri()}")
+    show(found, "\n".join(["", *module.lines(found), "", f"report: {page.resolve().as_uri()}"]), as_json)
     if open_:
-        import webbrowser
-
-        webbrowser.open(page.resolve().as_uri())
+        browse(page)
 
 
-@app.command(epilog="Example: mmlda models")
+@command("mmlda models")
 def models(as_json: Json = False) -> None:
     """List the networks that ship with the package."""
-    from mmlda import zoo
-
     cards = {name: zoo.about(name) for name in zoo.names()}
-    if as_json:
-        print(json.dumps(cards))
-        return
+    lines = []
     for name, card in cards.items():
         foe = card["recipe"]["adversary"]
-        trained = f", trained on {foe['attack'].upper()} at {foe['eps']:.3g}" if foe else ""
+        trained = f", trained on {foe['attack'].upper()} at {eps_text(foe['eps'], 3)}" if foe else ""
         recipe = f"{card['recipe']['steps']} steps, seed {card['recipe']['seed']}, {card['versions']['device']}"
-        print(f"{name:18s} test accuracy {100 * card['accuracy']:.2f}% on {card['data']}, {recipe}{trained}")
+        lines.append(f"{name:18s} test accuracy {100 * card['accuracy']:.2f}% on {card['data']}, {recipe}{trained}")
+    show(cards, "\n".join(lines), as_json)
+
+
+@command("mmlda export cifar10-mmlda model.onnx")
+def export(
+    model: Annotated[str, network_argument],
+    out: Annotated[Path, typer.Argument(metavar="FILE", help="File to write: .onnx, or .pt2 for torch.export.")],
+    root: Root = None,
+    as_json: Json = False,
+) -> None:
+    """Write a network as one file, checked against the network."""
+    from mmlda.integrations.export import export as export_network
+
+    path = export_network(model, out, root=root)
+    show({"path": str(path), "bytes": path.stat().st_size}, str(path), as_json)
 
 
 def _network_settings(pairs: list[str]) -> dict[str, Any]:
@@ -126,9 +183,8 @@ def _network_settings(pairs: list[str]) -> dict[str, Any]:
     from mmlda import MaxMahalanobisHead
     from mmlda.models import ConvNet, ResNet
 
-    hints: dict[str, Any] = {}
-    for kind in (ConvNet, ResNet, MaxMahalanobisHead):
-        hints |= typing.get_type_hints(kind.__init__)
     values = settings(pairs, "--model")
-    typed({key: hint for key, hint in hints.items() if hint in (int, float, bool)}, values)
+    for kind in (ConvNet, ResNet, MaxMahalanobisHead):
+        hints = typing.get_type_hints(kind.__init__)
+        typed({key: hint for key, hint in hints.items() if hint in (int, float, bool)}, values)
     return values

@@ -3,90 +3,124 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
-import types
-import typing
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
+from typer.core import TyperCommand
 
-from mmlda._utils.checks import check_choice, invalid
+import mmlda.zoo as zoo
+from mmlda._utils.checks import invalid
+from mmlda._utils.settings import ATTACKS, parse_value
+from mmlda._utils.settings import parse_attack as parse
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from mmlda.attacks import Attack
     from mmlda.data import ImageData
 
-__all__ = [
-    "ATTACKS",
-    "Chunk",
-    "Data",
-    "Device",
-    "Json",
-    "Model",
-    "N",
-    "Root",
-    "app",
-    "attack_option",
-    "checked",
-    "numbers",
-    "parse_attack",
-    "pick",
-    "prepare",
-    "settings",
-    "typed",
-]
-
 app = typer.Typer(
     help="Max-Mahalanobis LDA networks: train them, attack them, and check whether their robustness is real.",
+    epilog="Start with: mmlda demo. Every command has --help.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 
-ATTACKS = {
-    "fgsm": "FGSM",
-    "bim": "BIM",
-    "ilcm": "ILCM",
-    "jsma": "JSMA",
-    "cw": "CarliniWagner",
-    "pgd": "PGD",
-    "apgd": "APGD",
-    "square": "Square",
-    "fab": "FAB",
-    "worst": "WorstCase",
-}
+
+class Command(TyperCommand):
+    """A command whose help lists its options in groups: the `rich_help_panel` of each."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for param in sorted(self.get_params(ctx), key=lambda param: param.param_type_name != "argument"):
+            other = "Arguments" if param.param_type_name == "argument" else next(reversed(groups), "Options")
+            if (record := param.get_help_record(ctx)) is not None:
+                groups.setdefault(getattr(param, "rich_help_panel", None) or other, []).append(record)
+        for title, records in groups.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
 
 
-def _datasets() -> list[str]:
-    return ["digits", "mnist", "fashion-mnist", "cifar10"]
+def command(example: str, name: str | None = None, of: typer.Typer = app) -> Any:
+    """Decorator for a command whose help ends in an example."""
+    return of.command(name, cls=Command, epilog=f"\b\nExample: {example}")
 
 
-def _networks() -> list[str]:
-    from mmlda import zoo
-
-    return zoo.names()
+DATASETS = ["digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "cifar100-coarse"]
 
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-Root = Annotated[str | None, typer.Option(help="Folder of the datasets (default: $MMLDA_DATA, else ~/.cache/mmlda).")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1 (default: cuda if available).")]
-Data = Annotated[
-    str, typer.Option(help="digits, mnist, fashion-mnist, cifar10, or a folder.", autocompletion=_datasets)
+def option(group: str, *names: str, **settings: Any) -> Any:
+    """An option in a group of the help."""
+    return typer.Option(*names, rich_help_panel=group, **settings)
+
+
+def parse_eps(text: str) -> float:
+    """A perturbation: 0.03 or 8/255."""
+    value = parse_value(text)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise invalid("eps", "a number such as 0.03 or 8/255", text)
+    return value
+
+
+Json = Annotated[bool, option("Output", "--json", help="Print JSON instead of text.")]
+Root = Annotated[
+    str | None, option("Data", metavar="DIR", help="Folder of the datasets (default: $MMLDA_DATA or ~/.cache/mmlda).")
 ]
-Model = Annotated[
-    str,
-    typer.Argument(help="A network that ships (see mmlda models) or the folder of a run.", autocompletion=_networks),
+Device = Annotated[
+    str | None, option("Computation", metavar="NAME", help="cpu, cuda or cuda:1 (default: cuda if available).")
 ]
-N = Annotated[int | None, typer.Option(help="Use the first N test images (default: all).")]
-Chunk = Annotated[int | None, typer.Option(help="Images per chunk; finished chunks are not repeated.")]
-attack_option = typer.Option(
+data_option = functools.partial(option, "Data", metavar="NAME|DIR", autocompletion=lambda: DATASETS)
+OwnData = Annotated[
+    str | None, data_option(help=f"{', '.join(DATASETS)} or a folder (default: what the network was trained on).")
+]
+network_argument = typer.Argument(
+    metavar="MODEL",
+    help="A network that ships (listed by `mmlda models`), or the folder of a trained one.",
+    autocompletion=zoo.names,
+)
+Model = Annotated[str | None, network_argument]
+Function = Annotated[
+    str | None,
+    option(
+        "Your own network",
+        "--model",
+        metavar="MODULE:FUNCTION",
+        help="Import package.module and call function, which returns the network.",
+    ),
+]
+Weights = Annotated[Path | None, option("Your own network", metavar="FILE", help="Its weights, a safetensors file.")]
+N = Annotated[int | None, option("Data", metavar="N", help="Use a stratified sample of N test images (default: all).")]
+Chunk = Annotated[
+    int | None, option("Computation", metavar="N", help="Images per chunk; finished chunks are not repeated.")
+]
+attack_option = option(
+    "Attacks",
     "--attack",
-    metavar="NAME[:EPS][,KEY=VALUE...]",
-    help=f"An attack such as pgd:8/255,steps=50; repeat for several. Names: {', '.join(ATTACKS)}.",
+    metavar="NAME[:EPS][,KEY=...]",
+    help=f"Such as fgsm:8/255 or pgd:0.1,steps=50; repeat for several. Names: {', '.join(ATTACKS)}.",
     autocompletion=lambda: [*ATTACKS],
 )
+
+
+def show(value: Any, text: Any, as_json: bool) -> None:
+    """Print a value (dataclasses included) as JSON, or else the text."""
+    print(json.dumps(value, default=_plain) if as_json else text)
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else dataclasses.asdict(value)
+
+
+def browse(page: Path) -> None:
+    """Open a page in the browser."""
+    import webbrowser
+
+    webbrowser.open(page.resolve().as_uri())
 
 
 def pick(device: str | None) -> str:
@@ -102,14 +136,52 @@ def pick(device: str | None) -> str:
     return device
 
 
-def prepare(model: str, data: str, root: str | None, device: str) -> tuple[Any, ImageData]:
-    """The network and the test set, which must fit each other."""
+class Subject(NamedTuple):
+    """What a command measures: a network, its name, the test set, and the name of the dataset it was trained on."""
+
+    net: nn.Module
+    name: str
+    test: ImageData
+    trained_on: str | None
+
+    def heading(self, n: int | None) -> str:
+        """The network and the images, and the network's own dataset where it is another."""
+        from mmlda.data import stratified
+
+        total, classes = len(self.test), len(stratified(self.test, n).labels.unique())
+        images = f"{total:,}" if n is None or n >= total else f"{n:,} of {total:,}"
+        note = "" if self.trained_on in (None, self.test.name) else f" (the network was trained on {self.trained_on})"
+        return f"{self.name} on {images} test images of {self.test.name}, {classes} classes{note}"
+
+
+def prepare(
+    model: str | None, function: str | None, weights: Path | None, data: str | None, root: str | None, device: str
+) -> Subject:
+    """The network and the test set, by default that of the dataset it was trained on; they must fit each other."""
     import mmlda
     from mmlda.evaluation.accuracy import check_fits
 
-    net, test = mmlda.load(model, device=device), mmlda.data.load(data, root)[1]
+    if (model is None) == (function is None):
+        raise invalid("MODEL", "given, or else --model package.module:function", model)
+    if model is not None and re.fullmatch(r"[\w.]+:\w+", model):
+        raise invalid("MODEL", "a name or a folder (for a function of your own, use --model)", model)
+    if function is not None:
+        net, own = zoo.user_network(function, weights, device=device), None
+    elif weights is not None:
+        raise invalid("weights", "given with --model only", str(weights))
+    else:
+        net, own = mmlda.load(str(model), device=device), zoo.trained_on(str(model))
+    own = own or {"name": None}
+    name = own["name"]
+    if data is None and name not in DATASETS:
+        known = f"the network was trained on {name!r}" if name else "the network's dataset is not known"
+        raise ValueError(f"--data must be given, as {known}, got none")
+    train, test = mmlda.data.load(data or name, root)
+    images = own.get("images", 0)  # fewer may be a part of the dataset
+    if data is None and (images > len(train) or (images == len(train) and own["sha256"] != train.digest())):
+        raise ValueError(f"--data must be given, as the network was trained on other images called {name!r}, got none")
     check_fits(net, test)
-    return net, test
+    return Subject(net, str(model or function), test, name)
 
 
 def numbers(name: str, text: str) -> tuple[int, ...]:
@@ -120,98 +192,8 @@ def numbers(name: str, text: str) -> tuple[int, ...]:
         raise invalid(name, "comma-separated integers such as 0,1,2", text) from None
 
 
-def settings(pairs: Iterable[str], option: str) -> dict[str, Any]:
-    """["lr=0.1", "eps=8/255", "flip=true"] as a dictionary: fractions, JSON, or else plain words."""
-    values = {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not equals:
-            raise invalid(option, "KEY=VALUE", pair)
-        values[name] = _value(text)
-    return values
-
-
-def _value(text: str) -> Any:
-    """
-    >>> _value("8/255"), _value("[1, 2]"), _value("margin")
-    (0.03137254901960784, [1, 2], 'margin')
-    """
-    if fraction := re.fullmatch(r"([\d.]+)/([\d.]+)", text):
-        try:
-            return float(fraction[1]) / float(fraction[2])
-        except (ValueError, ZeroDivisionError):
-            return text
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-def checked(kind: type, values: dict[str, Any], what: str) -> dict[str, Any]:
-    """Settings of a dataclass from the command line; a ValueError for an unknown one and for a wrong type."""
-    hints = typing.get_type_hints(kind)
-    fields = {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}
-    for key in values:
-        check_choice(f"setting of {what}", key, fields)
-    typed(fields, values)
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
-
-
-def typed(hints: dict[str, Any], values: dict[str, Any]) -> None:
-    """Raise a ValueError for a value that is not of its type; values without a hint are not checked."""
-    for key, value in values.items():
-        if key in hints and not _is_a(value, hint := hints[key]):
-            wanted = hint.__name__ if hint in (int, float, str, bool) else str(hint).replace("collections.abc.", "")
-            raise invalid(key, wanted, value)
-
-
-def _is_a(value: Any, hint: Any) -> bool:
-    """Whether a value read from JSON suits a field of this type."""
-    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        return any(_is_a(value, part) for part in typing.get_args(hint))
-    if hint in (None, type(None)):
-        return value is None
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if hint in (bool, str):
-        return isinstance(value, hint)
-    if typing.get_origin(hint) is Sequence:
-        return isinstance(value, list) and all(_is_a(one, typing.get_args(hint)[0]) for one in value)
-    if typing.get_origin(hint) is tuple:
-        parts = typing.get_args(hint)
-        if not isinstance(value, list):
-            return False
-        if len(parts) == 2 and parts[1] is ...:
-            return all(_is_a(one, parts[0]) for one in value)
-        return len(value) == len(parts) and all(_is_a(one, part) for one, part in zip(value, parts))
-    return isinstance(hint, type) and isinstance(value, hint)  # functions and attacks cannot be typed in
-
-
 def parse_attack(text: str) -> Attack:
-    """An attack from `NAME[:EPS][,key=value...]`.
-
-    >>> attack = parse_attack("pgd:8/255,steps=50,loss=margin")
-    >>> attack.eps * 255, attack.steps, attack.loss
-    (8.0, 50, 'margin')
-    """
+    """An attack from `NAME[:EPS][,key=value...]`."""
     from mmlda import attacks
 
-    head, *pairs = re.split(r",(?=\w+=)", text)  # a comma inside a JSON list is no separator
-    name, colon, eps = head.partition(":")
-    check_choice("attack", name, ATTACKS)
-    kind = getattr(attacks, ATTACKS[name])
-    if colon:
-        pairs.append(f"eps={eps}")
-    values = settings(pairs, "attack")
-    if len(values) < len(pairs):
-        raise invalid("attack", "given each setting once", text)
-    if "bounds" in values:
-        raise invalid("bounds", "left out, as images on the command line are in [0, 1]", values["bounds"])
-    values = checked(kind, values, name)
-    for field in dataclasses.fields(kind):
-        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if field.init and required and field.name not in values:
-            raise invalid("attack", f"given {field.name}, as in {name}:8/255", text)
-    return kind(**values)
+    return parse(text, attacks)

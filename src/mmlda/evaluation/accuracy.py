@@ -10,9 +10,7 @@ from torch import Tensor
 
 from mmlda._utils.checks import check_count
 from mmlda._utils.device import Model, device_of, eval_mode, on_device
-from mmlda.data import ImageData, as_images
-
-__all__ = ["Accuracy", "accuracy", "check_fits", "first", "logits", "predictions", "shares"]
+from mmlda.data import ImageData, as_images, stratified
 
 
 @dataclass(frozen=True)
@@ -31,19 +29,14 @@ class Accuracy:
 
 
 def accuracy(
-    model: Model,
-    data: Any,
-    *,
-    n: int | None = None,
-    device: torch.device | str | None = None,
-    batch_size: int = 1000,
+    model: Model, data: Any, *, n: int | None = None, device: torch.device | str | None = None, batch_size: int = 1000
 ) -> Accuracy:
     """Accuracy of a model on data, in float32.
 
     Args:
         model: images in [0, 1] -> logits: a module or any function. Its device and mode do not change.
-        data: anything `mmlda.data.as_images` takes: an `ImageData`, a pair (x, y), a `Dataset`, a `DataLoader`.
-        n: how many images, the first of `data`; all by default.
+        data: anything `mmlda.data.as_images` takes: an `ImageData`, (x, y), a `Dataset`, a name, a path.
+        n: how many images, a stratified sample (`mmlda.data.stratified`); all by default.
         device: where to compute; the model's own device by default.
 
     >>> x, y = torch.zeros(3, 1, 2, 2), torch.tensor([0, 1, 1])
@@ -52,7 +45,7 @@ def accuracy(
     >>> round(result.accuracy, 3), result.balanced, result.per_class
     (0.667, 0.5, (0.0, 1.0))
     """
-    images = first(as_images(data), n)
+    images = stratified(as_images(data, split="test"), n)
     guess = predictions(model, images, device=device, batch_size=batch_size)
     return shares(guess, images.labels.cpu(), images.num_classes)
 
@@ -68,7 +61,7 @@ def shares(guess: Tensor, labels: Tensor, num_classes: int) -> Accuracy:
 @torch.no_grad()
 def logits(model: Model, data: Any, *, device: torch.device | str | None = None, batch_size: int = 1000) -> Tensor:
     """The logits of every image, [N, L], on the CPU; the model is in eval mode meanwhile."""
-    images, place, net = as_images(data), device_of(model, device), on_device(model, device)
+    images, place, net = as_images(data, split="test"), device_of(model, device), on_device(model, device)
     rows = torch.arange(len(images), device=images.device).split(check_count("batch_size", batch_size, 1))
     with eval_mode(net):
         z = torch.cat([net(images.pixels(part).to(place)) for part in rows]).cpu()
@@ -80,11 +73,6 @@ def logits(model: Model, data: Any, *, device: torch.device | str | None = None,
 def predictions(model: Model, data: Any, *, device: torch.device | str | None = None, batch_size: int = 1000) -> Tensor:
     """The predicted class of every image, [N] int64, on the CPU."""
     return logits(model, data, device=device, batch_size=batch_size).argmax(1)
-
-
-def first(data: ImageData, n: int | None) -> ImageData:
-    """The first n images; all of them where n is None or larger than the data."""
-    return data if n is None or check_count("n", n, 1) >= len(data) else data.subset(slice(n))
 
 
 @torch.no_grad()

@@ -15,8 +15,6 @@ from mmlda._utils.checks import check_count
 from mmlda._utils.files import write_json
 from mmlda._utils.tensors import save_tensors
 
-__all__ = ["Chunks", "chunk_files"]
-
 
 class Chunks:
     """The outcomes of `n` images, `size` images per chunk.
@@ -46,8 +44,7 @@ class Chunks:
 
     def load(self) -> list[dict[str, Tensor]]:
         """The values of every chunk, in order; all must be finished."""
-        found = [self._read(start) for start in range(0, self.n, self.size)]
-        return [values for values in found if values is not None]
+        return [values for start in range(0, self.n, self.size) if (values := self._read(start)) is not None]
 
     def _read(self, start: int, check: bool = False) -> dict[str, Tensor] | None:
         if self.folder is None:

@@ -8,32 +8,35 @@ import itertools
 import json
 import math
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmlda import attacks as ours
+from mmlda._utils.checks import invalid
 from mmlda._utils.device import Model, device_of, on_device
 from mmlda._utils.figures import save_figure
 from mmlda._utils.progress import progress
+from mmlda._utils.settings import parse_attack
 from mmlda._utils.tensors import packed
-from mmlda.attacks import Attack
-from mmlda.data import ImageData, as_images
-from mmlda.evaluation.accuracy import first, logits, shares
+from mmlda._utils.text import eps_text
+from mmlda.attacks import Attack, AttackWarning
+from mmlda.data import ImageData, as_images, stratified
+from mmlda.evaluation.accuracy import logits, shares
 from mmlda.evaluation.calibration import calibration_error, fit_temperature
 from mmlda.evaluation.chunks import Chunks
-from mmlda.evaluation.provenance import check_reproducible, describe_attack, identity
-from mmlda.evaluation.robustness import attack_images, small
+from mmlda.evaluation.robustness import attack_images, describe_attack, identity, small, unreliable
 from mmlda.results import Result, head_of, traced
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-__all__ = ["Evaluation", "evaluate"]
 
 
 @dataclass(frozen=True)
@@ -49,14 +52,18 @@ class Evaluation:
         return (self.clean, *self.attacks)
 
     def __str__(self) -> str:
-        text = [f"{'':24s} {'accuracy (%)':>12s}  {'95% interval':>16s}  {'median L2':>9s}  {'median L-inf':>12s}"]
+        classes = sum(share is not None for share in self.clean.series["per_class"])
+        what = f"{self.clean.n} images, {classes} classes"
+        text = [f"{what:24s} {'accuracy (%)':>12s}  {'95% interval':>16s}  {'median L2':>9s}  {'median L-inf':>12s}"]
         for result in self.results:
             low, high = result.interval or (math.nan, math.nan)
-            line = f"{_label(result):24s} {100 * result.number:12.2f}  {100 * low:7.2f} .. {100 * high:5.2f}"
+            mark = " *" if unreliable(result) else ""
+            line = f"{_label(result) + mark:24s} {100 * result.number:12.2f}  {100 * low:7.2f} .. {100 * high:5.2f}"
             for key, width in (("median_l2", 9), ("median_linf", 12)):
                 value = result.numbers.get(key)
                 line += f"  {value:{width}.4f}" if value is not None else ""
             text.append(line)
+        text += [f"* {_label(result)}: {why}" for result in self.results if (why := unreliable(result))]
         # None is infinite: a class with prior 0 that does occur
         shown = {key: "inf" if value is None else f"{value:.4f}" for key, value in self.clean.numbers.items()}
         scores = "negative log-likelihood {}, calibration error {}"
@@ -69,10 +76,17 @@ class Evaluation:
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """The accuracies with their intervals as a bar chart; written to `path` (.png, .svg, .pdf) if given."""
-        from mmlda.evaluation.pictures import accuracy_bars
+        from matplotlib.figure import Figure
 
-        values = [(_label(result), result.number, result.interval or (math.nan, math.nan)) for result in self.results]
-        figure = accuracy_bars(values)
+        values = np.array([result.number for result in self.results])
+        low, high = np.array([result.interval for result in self.results]).T
+        figure = Figure(figsize=(6.4, 1.0 + 0.4 * len(values)), layout="constrained")
+        axis = figure.subplots()
+        errors = 100 * np.stack([values - low, high - values])
+        names = [_label(result) for result in self.results]
+        axis.barh(names, 100 * values, xerr=errors, color="#4c78a8", ecolor="0.3", capsize=3)
+        axis.set(xlim=(0, 100), xlabel="accuracy (%), 95% interval")
+        axis.invert_yaxis()  # the clean images first
         if path is not None:
             save_figure(path, figure)
         return figure
@@ -81,7 +95,7 @@ class Evaluation:
 def evaluate(
     model: Model,
     data: Any,
-    attacks: Sequence[Attack] | Attack = (),
+    attacks: Sequence[Attack | str] | Attack | str = (),
     *,
     n: int | None = None,
     out: str | Path | None = None,
@@ -93,53 +107,79 @@ def evaluate(
 ) -> Evaluation:
     """Clean and robust accuracy with 95% intervals, distances, and calibration.
 
-    Args:
-        model: images in [0, 1] -> logits: a module or any function. Its device and mode do not change.
-        data: anything `mmlda.data.as_images` takes: an `ImageData`, a pair (x, y), a `Dataset`, a `DataLoader`.
-        n: how many images, the first of `data`; all by default.
-        out: folder for the results. The same call resumes an evaluation that was stopped, after its last finished
-            chunk of images.
-        chunk: images per chunk; by default many for fast attacks and on a GPU, few for slow ones on the CPU.
-        temperature: other images, on which to fit a temperature for calibration after scaling.
-        name: of the network, for the results.
-        device: where to compute; the model's own device by default.
+    Parameters
+    ----------
+    model : callable
+        Images in [0, 1] -> logits: a module or any function. Its device and mode do not change.
+    data : ImageData or pair or Dataset or DataLoader
+        Anything that `mmlda.data.as_images` takes.
+    attacks : Attack or str, or a sequence of them
+        Objects, or names such as "pgd:8/255" or "worst:0.1,norm=l2", as on the command line.
+    n : int, optional
+        How many images, a stratified sample (`mmlda.data.stratified`); all by default.
+    out : path, optional
+        Folder for the results. The same call resumes an evaluation that was stopped, after its last finished chunk.
+    chunk : int, optional
+        Images per chunk; by default many for fast attacks and on a GPU, few for slow ones on the CPU.
+    temperature : like data, optional
+        Other images, on which to fit a temperature for calibration after scaling.
+    name : str
+        Of the network, for the results.
+    device : torch.device or str, optional
+        Where to compute; the model's own device by default.
+    show : bool
+        Whether to show progress.
 
+    Returns
+    -------
+    Evaluation
+        Printing it shows a table, in which a row that says nothing about robustness is marked and explained.
+
+    Raises
+    ------
+    ValueError
+        Bad arguments, the same attack twice, or NaN logits.
+
+    Examples
+    --------
     >>> import mmlda
     >>> test = mmlda.data.load("digits")[1]
     >>> model = mmlda.models.build({"backbone": "conv_net", "head": "softmax"}, seed=0).eval()
-    >>> found = evaluate(model, test, [mmlda.attacks.FGSM(eps=0.1)], n=50, show=False)
+    >>> found = evaluate(model, test, ["fgsm:0.1"], n=50, show=False)
     >>> found.clean.n, found.attacks[0].attack
     (50, 'FGSM')
     """
-    place, net, images = device_of(model, device), on_device(model, device), first(as_images(data), n)
-    attacks = [attacks] if isinstance(attacks, Attack) else list(attacks)
-    if any(one == other for one, other in itertools.combinations(attacks, 2)):
+    place, net = device_of(model, device), on_device(model, device)
+    images = stratified(as_images(data, split="test"), n)
+    listed = [attacks] if isinstance(attacks, Attack | str) else attacks
+    chosen: list[Attack] = [parse_attack(one, ours) if isinstance(one, str) else one for one in listed]
+    for given in chosen:
+        if not isinstance(given, Attack):
+            raise invalid("attacks", "attacks such as PGD(eps=8/255) or names such as 'pgd:8/255'", given)
+    if any(one == other for one, other in itertools.combinations(chosen, 2)):
         raise ValueError("attacks must differ from each other, got the same attack with the same settings twice")
     folder = None if out is None else Path(out)
-    if folder is not None:
-        for attack in attacks:
-            check_reproducible(attack)
+    slugs = [_slug(describe_attack(attack, reproducible=out is not None)) for attack in chosen]
     clean = _clean(net, images, folder, 500 if chunk is None else chunk, temperature, name, place, show)
     found = []
-    for attack in attacks:
-        slug = _slug(attack)
+    for slug, attack in zip(slugs, chosen):
         own = None if folder is None else folder / slug
-        result = attack_images(
-            net, images, attack, out=own, chunk=chunk, name=name, device=place, picture=False, show=show
-        )
-        outcomes = None if own is None else result.read_outcomes(own)
-        result = dataclasses.replace(result, name=slug)
-        found.append(result if folder is None else result.save(folder, outcomes))
+        with warnings.catch_warnings(action="ignore", category=AttackWarning):  # the table marks the row
+            one = attack_images(
+                net, images, attack, out=own, chunk=chunk, name=name, device=place, picture=False, show=show
+            )
+        outcomes = None if own is None else one.read_outcomes(own)
+        one = dataclasses.replace(one, name=slug)
+        found.append(one if folder is None else one.save(folder, outcomes))
     return Evaluation(clean, tuple(found))
 
 
 def _label(result: Result) -> str:
-    return " ".join(str(word) for word in (result.attack, result.eps) if word not in ("", None)) or "clean"
+    return " ".join([result.attack or "clean", *([] if result.eps is None else [eps_text(result.eps)])])
 
 
-def _slug(attack: Attack) -> str:
+def _slug(about: dict[str, Any]) -> str:
     """A folder's name for an attack: readable, and different for other settings."""
-    about = describe_attack(attack)
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:8]
     eps = about["settings"].get("eps")
     return "-".join([about["name"].lower(), *([f"{eps:g}"] if isinstance(eps, int | float) else []), digest])
@@ -150,33 +190,25 @@ def _clean(
     data: ImageData,
     folder: Path | None,
     chunk: int,
-    temperature: Any,
+    other: Any,
     name: str,
     place: torch.device,
     show: bool,
 ) -> Result:
-    """Accuracy and calibration on the images as they are."""
+    """Accuracy and calibration on the images as they are; the temperature is fitted on the `other` ones."""
     about, begin = traced(model, data, place, name), time.perf_counter()
     own, who = (None, {}) if folder is None else (folder / "clean", identity(about))
     z = _chunked_logits(model, data, Chunks(own, len(data), chunk, who), place, show).double()
     if bool(z.isnan().any()):
         bad = int(z.isnan().any(1).sum())
         raise ValueError(f"model must return finite logits, got NaN for {bad} of {len(data)} images")
-    labels, p = data.labels.cpu(), z.softmax(1)
+    labels = data.labels.cpu()
     found = shares(z.argmax(1), labels, data.num_classes)
-    numbers = {
-        "balanced_accuracy": found.balanced,
-        "nll": F.cross_entropy(z, labels).item(),
-        "ece": calibration_error(p, labels),
-    }
-    if temperature is not None:
-        other = as_images(temperature)
+    numbers = {"balanced_accuracy": found.balanced, **_calibration(z, labels)}
+    if other is not None:
+        other = as_images(other, split="test")
         t = fit_temperature(logits(model, other, device=place), other.labels.cpu())
-        numbers |= {
-            "temperature": t,
-            "nll_scaled": F.cross_entropy(z / t, labels).item(),
-            "ece_scaled": calibration_error((z / t).softmax(1), labels),
-        }
+        numbers |= {"temperature": t, **{f"{key}_scaled": value for key, value in _calibration(z / t, labels).items()}}
     result = Result.counted(
         round(found.accuracy * len(data)),
         len(data),
@@ -186,15 +218,20 @@ def _clean(
         dataset=data.name,
         head=head_of(model),
         seconds=time.perf_counter() - begin,
-        numbers={key: value if math.isfinite(value) else None for key, value in numbers.items()},
-        series={
-            "per_class": [value if math.isfinite(value) else None for value in found.per_class],
-            "classes": list(data.classes),
-        },
+        numbers={key: _finite(value) for key, value in numbers.items()},
+        series={"per_class": [*map(_finite, found.per_class)], "classes": list(data.classes)},
         **about,
     )
-    outcomes = {"clean": small(z.argmax(1)), "confidence": p.amax(1).half()}
+    outcomes = {"clean": small(z.argmax(1)), "confidence": z.softmax(1).amax(1).half()}
     return result if folder is None else result.save(folder, packed(outcomes))
+
+
+def _calibration(z: Tensor, labels: Tensor) -> dict[str, float]:
+    return {"nll": F.cross_entropy(z, labels).item(), "ece": calibration_error(z.softmax(1), labels)}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _chunked_logits(model: Model, data: ImageData, chunks: Chunks, place: torch.device, show: bool) -> Tensor:

@@ -5,26 +5,29 @@ model, images -> chunks, one file each -> the outcome of every image -> Result
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
+from mmlda._utils.checks import invalid
 from mmlda._utils.device import Model, device_of, on_device
+from mmlda._utils.figures import save_figure
 from mmlda._utils.progress import progress
 from mmlda._utils.tensors import packed
-from mmlda.attacks import BIM, FGSM, ILCM, PGD, Attack, CarliniWagner, compiled
-from mmlda.data import ImageData, as_images
-from mmlda.evaluation.accuracy import first, predictions
+from mmlda.attacks import BIM, FGSM, ILCM, PGD, Attack, AttackWarning, CarliniWagner, compiled
+from mmlda.attacks.base import BLIND
+from mmlda.data import ImageData, as_images, stratified
+from mmlda.evaluation.accuracy import predictions
 from mmlda.evaluation.chunks import Chunks, chunk_files
-from mmlda.evaluation.provenance import check_reproducible, describe_attack, identity
 from mmlda.results import Result, head_of, traced
-
-__all__ = ["adversarial_images", "attack_images", "small"]
 
 OUTCOMES = ("success", "prediction", "linf", "l2", "distortion", "steps")
 
@@ -43,7 +46,7 @@ def attack_images(
     picture: bool = True,
     show: bool = True,
 ) -> Result:
-    """Attack the first `n` images, one chunk after another: the accuracy that is left, as a `Result`.
+    """Attack `n` images, one chunk after another: the accuracy that is left, as a `Result`.
 
     With `out`, that folder receives `result.json`, the outcome of every image in `result.safetensors`, one file with
     the adversarial images per finished chunk, and some of them in `examples.png`. The same call resumes after the
@@ -52,43 +55,91 @@ def attack_images(
 
     Args:
         model: images in [0, 1] -> logits: a module or any function. Its device and mode do not change.
-        data: anything `mmlda.data.as_images` takes: an `ImageData`, a pair (x, y), a `Dataset`, a `DataLoader`.
+        data: anything `mmlda.data.as_images` takes: an `ImageData`, (x, y), a `Dataset`, a name, a path.
         attack: where results are saved, its loss must be a name or a module-level function, so that a later call can
             tell whether it may resume.
-        n: how many images, the first of `data`; all by default.
+        n: how many images, a stratified sample (`mmlda.data.stratified`); all by default.
         chunk: images per chunk; by default many for fast attacks and on a GPU, few for slow ones on the CPU.
         name: of the network, for the result; required with `out` for a plain function.
         device: where to compute; the model's own device by default.
         compile: attack the network as `mmlda.attacks.compiled` makes it: worthwhile on CUDA, for thousands of steps.
         picture: whether to write `examples.png`.
     """
-    place, net, images = device_of(model, device), on_device(model, device), first(as_images(data), n)
-    about, described = traced(net, images, place, name), describe_attack(attack)
-    if out is not None:
-        check_reproducible(attack)
+    place, net = device_of(model, device), on_device(model, device)
+    images = stratified(as_images(data, split="test"), n)
+    about, described = traced(net, images, place, name), describe_attack(attack, reproducible=out is not None)
     size = _chunk_size(attack, images, place) if chunk is None else chunk
     asked = described | ({"compiled": True} if compile else {})
     chunks = Chunks(out, len(images), size, {} if out is None else identity(about, attack=asked))
     _attack_missing(net, images, attack, chunks, place, compile=compile, show=show)
     parts = chunks.load()
     joined = {key: torch.cat([part[key] for part in parts]) for key in (*OUTCOMES, "clean")}
-    head = head_of(net)
-    about |= {"head": head, "attack": described["name"], "attack_settings": described["settings"], "compiled": compile}
-    result = _result(attack, images, joined, parts, about)
+    about |= {"head": head_of(net), "attack": described["name"], "attack_settings": described["settings"]}
+    result = _result(attack, images, joined, parts, {**about, "compiled": compile})
+    if why := unreliable(result):
+        warnings.warn(f"{result.attack}: {why}", AttackWarning, stacklevel=2)
     if out is None:
         return result
     result = result.save(out, packed(_compact(joined)))
-    if picture:
-        from mmlda.evaluation.pictures import adversarial_examples
-
+    if picture and not images.is_table:
         x_adv = torch.cat([part["x_adv"] for part in parts])
         adversarial_examples(Path(out) / "examples.png", images, x_adv, joined["clean"], joined["prediction"])
     return result
 
 
+def unreliable(result: Result) -> str:
+    """Why the accuracy under an attack may say nothing about robustness; empty if nothing is known against it."""
+    blind, passes = float(result.numbers.get("blind") or 0), int(result.numbers.get("passes") or 1)
+    why = []
+    if blind >= BLIND:
+        why.append(f"blind, since the gradient was exactly zero for {blind:.1%} of the images: not robustness")
+    if passes > 1:
+        why.append(f"the model is random: judged by the mean probabilities of {passes} passes")
+    return "; ".join(why)
+
+
 def adversarial_images(folder: str | Path) -> Tensor:
     """The adversarial images that `attack_images` left in its folder, [N, C, H, W]."""
     return torch.cat([load_file(path)["x_adv"] for path in chunk_files(folder)])
+
+
+def identity(about: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """What must be the same for saved work to be resumed: data and network of `mmlda.results.traced`, and `more`.
+
+    A network without a hash is identified by its name, so it must have one.
+    """
+    network = about["network_sha256"] or about["network"]
+    if not network:
+        raise invalid("name", "given for a model without weights where results are saved", network)
+    return {"data": about["data"], "network": network, **more}
+
+
+def describe_attack(attack: Attack, *, reproducible: bool = False) -> dict[str, Any]:
+    """An attack as JSON: its name and every setting; functions by `module.qualname`.
+
+    With `reproducible`, raise unless that tells the attack from every other one, in another process too.
+
+    >>> from mmlda.attacks import BIM
+    >>> describe_attack(BIM(eps=0.04))["settings"]["eps"]
+    0.04
+    """
+
+    def plain(name: str, value: Any) -> Any:
+        if isinstance(value, Attack):
+            return describe_attack(value, reproducible=reproducible)
+        if isinstance(value, tuple | list):
+            return [plain(name, one) for one in value]
+        if value is None or isinstance(value, int | float | str | bool):
+            return value
+        qualname = getattr(value, "__qualname__", "")
+        text = f"{value.__module__}.{qualname}" if qualname else repr(value)
+        if reproducible and ("<" in qualname or " at 0x" in text):  # <lambda>, <locals>, an address
+            what = "a named loss or a module-level function where results are saved"
+            raise ValueError(f"{name} must be {what}, got {qualname or text}")
+        return text
+
+    settings = {field.name: plain(field.name, getattr(attack, field.name)) for field in dataclasses.fields(attack)}
+    return {"name": type(attack).__name__, "settings": settings}
 
 
 def _attack_missing(
@@ -104,8 +155,14 @@ def _attack_missing(
             rows = torch.arange(part.start, part.stop, device=data.device)
             begin = time.perf_counter()
             clean = predictions(model, data.subset(rows), device=place)
-            result = attack(attacked, data.pixels(rows).to(place), data.labels[rows].to(place), index=rows.to(place))
+            x, y = data.pixels(rows).to(place), data.labels[rows].to(place)
+            with warnings.catch_warnings(action="ignore", category=AttackWarning):  # one for all chunks follows
+                result = attack(attacked, x, y, index=rows.to(place), show=False)
+            if result.passes > 1 and result.clean_prediction is not None:
+                clean = result.clean_prediction
             values = {key: getattr(result, key) for key in OUTCOMES} | {"x_adv": result.x_adv, "clean": clean}
+            for key, value in (("blind", result.blind_share), ("passes", result.passes)):
+                values[key] = torch.tensor(value, dtype=torch.float64)
             if result.zero_gradient is not None:
                 values["zero_gradient"] = torch.tensor(result.zero_gradient, dtype=torch.float64)
             values["seconds"] = torch.tensor(time.perf_counter() - begin, dtype=torch.float64)
@@ -130,6 +187,9 @@ def _result(
     right = joined["clean"] == labels
     held = int((right & (joined["prediction"] == labels)).sum())  # a missed target does not count as held
     settings = about["attack_settings"]
+    blind = sum(float(part.get("blind", 0.0)) * len(part["success"]) for part in parts) / n
+    passes = max(int(part.get("passes", 1)) for part in parts)
+    doubts = {**({"blind": blind} if blind else {}), **({"passes": passes} if passes > 1 else {})}
     zero = [float(part["zero_gradient"]) * len(part["success"]) for part in parts if "zero_gradient" in part]
     return Result.counted(
         held,
@@ -142,7 +202,7 @@ def _result(
         attack_steps=settings.get("steps"),
         seed=attack.seed,
         seconds=sum(float(part["seconds"]) for part in parts),
-        numbers={**_summary(joined, right, labels), "zero_gradient": sum(zero) / n if zero else None},
+        numbers={**_summary(joined, right, labels), "zero_gradient": sum(zero) / n if zero else None, **doubts},
         **about,
     )
 
@@ -175,3 +235,38 @@ def _compact(joined: dict[str, Tensor]) -> dict[str, Tensor]:
 def small(classes: Tensor) -> Tensor:
     """Classes in as few bytes as hold them."""
     return classes.to(torch.uint8 if int(classes.max()) < 256 else torch.int32)
+
+
+def adversarial_examples(
+    path: str | Path, data: ImageData, x_adv: Tensor, clean: Tensor, prediction: Tensor, count: int = 8
+) -> Path:
+    """Originals, noises (x* - x) / 2 and adversarial images, in three rows, as a PNG file.
+
+    Shown are images that were right and are broken, of different classes where there are; where an attack broke
+    none, images that it left.
+    """
+    from matplotlib.figure import Figure
+
+    labels = data.labels.cpu()
+    broken = (clean == labels) & (prediction != labels)
+    rows = (broken if broken.any() else clean == labels).nonzero().flatten()
+    if not len(rows):
+        rows = torch.arange(len(labels))
+    # first one image of each class, then a second one, ...
+    turn = F.one_hot(labels[rows]).cumsum(0).gather(1, labels[rows, None]).flatten()
+    rows = rows[turn.argsort(stable=True)][:count]
+    x, moved = data.pixels(rows).cpu(), x_adv[rows].float().cpu()
+    figure = Figure(figsize=(1.25 * len(rows) + 0.9, 4.3), layout="constrained")
+    axes = figure.subplots(3, len(rows), squeeze=False)
+    scale = float((moved - x).abs().max()) or 1.0
+    for column, row in enumerate(rows.tolist()):
+        pictures = (x[column], 0.5 + (moved - x)[column] / (2 * scale), moved[column])
+        words = (data.classes[int(labels[row])], "", data.classes[int(prediction[row])])
+        for axis, picture, word in zip(axes[:, column], pictures, words):
+            image = picture.permute(1, 2, 0).clamp(0, 1).numpy()
+            axis.imshow(image[..., 0] if image.shape[2] == 1 else image, cmap="gray", vmin=0, vmax=1)
+            axis.set_title(word, fontsize=9)
+            axis.set(xticks=[], yticks=[])
+    for axis, word in zip(axes[:, 0], ("image", f"noise,\n±{scale:.3f} shown\nfull scale", "adversarial")):
+        axis.set_ylabel(word, fontsize=9)
+    return save_figure(path, figure)
