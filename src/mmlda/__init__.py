@@ -13,61 +13,38 @@
 torch.Size([360, 1, 8, 8])
 """
 
-import sys as _sys
+from typing import TYPE_CHECKING
 
-# The names users see, in the order in which data flows through them.
-from mmlda import attacks, data, models, theory
-from mmlda._version import __version__
-from mmlda.audit import audit
-from mmlda.data import ImageData
-from mmlda.evaluation import accuracy, evaluate
-from mmlda.models import Classifier, MaxMahalanobisHead, SoftmaxHead, swap_head
-from mmlda.paper.verification import verify
-from mmlda.results import Result
-from mmlda.theory import (
-    MaxMahalanobisDistribution,
-    cosine_bound,
-    generate_opt_means,
-    latent_fit,
-    max_cosine,
-    separated_means,
-)
-from mmlda.training import RECIPES, Adversary, Job, Recipe, Run, cross_validate, fit, fit_many, recipes, sweep
-from mmlda.zoo import load
+from mmlda._version import __version__ as __version__
 
-_sys.modules["mmlda.recipes"] = recipes  # so that `from mmlda.recipes import sat` works too
+if TYPE_CHECKING:
+    from mmlda._api import *  # noqa: F403
+else:
+    import importlib
+    import sys
+    from types import ModuleType
 
-__all__ = [
-    "RECIPES",
-    "Adversary",
-    "Classifier",
-    "ImageData",
-    "Job",
-    "MaxMahalanobisDistribution",
-    "MaxMahalanobisHead",
-    "Recipe",
-    "Result",
-    "Run",
-    "SoftmaxHead",
-    "__version__",
-    "accuracy",
-    "attacks",
-    "audit",
-    "cosine_bound",
-    "cross_validate",
-    "data",
-    "evaluate",
-    "fit",
-    "fit_many",
-    "generate_opt_means",
-    "latent_fit",
-    "load",
-    "max_cosine",
-    "models",
-    "recipes",
-    "separated_means",
-    "swap_head",
-    "sweep",
-    "theory",
-    "verify",
-]
+    _PACKAGES = "attacks data evaluation models paper report results theory training zoo".split()
+
+    class _Package(ModuleType):
+        """Imports the public names, and torch with them, on first use: `mmlda --help` needs none of them."""
+
+        def __getattr__(self, name):
+            if name in _PACKAGES:  # which the package's own modules also import while _api is being imported
+                return importlib.import_module(f"mmlda.{name}")
+            if not name.startswith("_") or name == "__all__":
+                api = importlib.import_module("mmlda._api")
+                if hasattr(api, "__all__"):  # not while _api itself is being imported
+                    vars(self).update({public: getattr(api, public) for public in ("__all__", *api.__all__)})
+            if name in vars(self):
+                return vars(self)[name]
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+
+        def __dir__(self):
+            return sorted({*vars(self), *self.__all__})
+
+        def __setattr__(self, name, value):
+            # An import of the package mmlda.audit, or below it, would put the package in the function's place.
+            super().__setattr__(name, value.audit if name == "audit" and isinstance(value, ModuleType) else value)
+
+    sys.modules[__name__].__class__ = _Package

@@ -12,9 +12,10 @@ import mmlda
 from mmlda import paper
 from mmlda.paper import Setup
 from mmlda.paper.biased import MODELS
-from mmlda.paper.figures import semantic
+from mmlda.paper.figures import fig5_claim, semantic
 from mmlda.paper.rows import MMLDA, SR
 from mmlda.paper.setup import networks
+from mmlda.results import Result
 
 SETS = ["BP1-1", "BP2-3"]
 
@@ -69,7 +70,7 @@ def test_the_control_differs_from_mmlda_in_the_head_alone(setup, by_set):
         assert r.head == "softmax" and r.network_sha256 not in {one.network_sha256 for one in by_set.values()}
     assert claim.value == pytest.approx(np.mean([by_set[r.cell["set"], MMLDA].value - r.value for r in same]))
     assert (claim.claim, claim.name) == ("fig3-recipe", "claim-digits-fig3-recipe")
-    with pytest.raises(ValueError, match=r"out must have fig3-digits-BP1-2-mm-lda-0\.json, a result of fig3"):
+    with pytest.raises(ValueError, match=r"out must have fig3-digits-BP1-2-mm-lda-0, a result of fig3"):
         paper.fig3_control(setup, ["BP1-2"])
     with pytest.raises(ValueError, match="must have the recipe and the images of"):
         paper.fig3_control(dataclasses.replace(setup, steps=61), ["BP1-1"])
@@ -79,9 +80,9 @@ def test_figure_5_is_the_error_of_the_folds(setup):
     *folds, claim = paper.fig5(setup, (1.0, 2.0), 2)
     guess = load(folds[0].read_outcomes(setup.out))["prediction"]
     wrong = float((guess != mmlda.data.load("digits")[0].labels).double().mean())
-    assert folds[0].value == pytest.approx(wrong, abs=5e-4)  # folds differ by an image
+    assert folds[0].value == wrong  # by definition, whatever the training process had measured
     assert "2 folds" in folds[0].note and folds[0].seconds > 0 and len(folds[0].series["networks"]) == 2
-    assert [r.value for r in folds] == pytest.approx([np.mean(r.series["errors"]) for r in folds])
+    assert [r.value for r in folds] == pytest.approx([np.mean(r.series["errors"]) for r in folds], abs=5e-4)
     assert claim.value == min(folds, key=lambda r: r.value).cell["log10_C"]
 
 
@@ -89,12 +90,13 @@ def test_figure_5_is_the_error_of_the_folds(setup):
     "at_two, holds",
     [((0.09, 0.091, 0.092), True), ((0.104, 0.103, 0.106), False), ((0.102, 0.099, 0.104), None)],
 )
-def test_the_choice_of_c_is_judged_fold_by_fold(at_two, holds, tmp_path, monkeypatch):
-    records = [{"accuracy": 1 - e, "seconds": 1.0} for part in ((0.1, 0.101, 0.102), at_two) for e in part]
-    monkeypatch.setattr("mmlda.paper.figures.train", lambda *a: records)
-    monkeypatch.setattr("mmlda.paper.figures.trained", lambda *a: None)
-    monkeypatch.setattr("mmlda.paper.figures.predictions", lambda model, data, **k: torch.zeros(len(data)))
-    assert paper.fig5(Setup(out=tmp_path, show=False), (1.0, 2.0), 3)[-1].holds is holds
+def test_the_choice_of_c_is_judged_fold_by_fold(at_two, holds, tmp_path):
+    folds = {1.0: (0.1, 0.101, 0.102), 2.0: at_two}
+    results = [
+        Result(name="x", kind="fig5", what="", value=np.mean(e), cell={"log10_C": c}, series={"errors": list(e)})
+        for c, e in folds.items()
+    ]
+    assert fig5_claim(Setup(out=tmp_path, show=False), results).holds is holds
 
 
 def test_the_theory_holds_where_the_paper_says_so(setup):

@@ -51,7 +51,7 @@ def test_networks_that_ship_are_seen_in_the_views_beside_their_worst_case(setup,
     monkeypatch.setattr(sys.modules["mmlda.paper.suspects"], "networks", lambda setup, rows: nets)
     monkeypatch.setattr("mmlda.paper.setup._sets", lambda data, root: datasets.load("digits"))
     here = Setup(data="mnist", out=tmp_path, shipped=True, n=8, show=False)
-    with pytest.raises(ValueError, match=r"out must have worst-mnist-sr-0\.04-0\.json"):
+    with pytest.raises(ValueError, match=r"out must have worst-mnist-sr-0\.04-0, a result of table3"):
         paper.suspects(here)
     for row, name in ((SR, "sr"), (MMLDA, "mm-lda")):
         for eps in numbers.EPS:

@@ -44,7 +44,7 @@ def test_a_false_number_is_found_out(setup, bim_on_sr, copied):
 
 
 def test_another_network_and_other_data_are_found_out(setup, bim_on_sr, copied, monkeypatch):
-    with pytest.raises(ValueError, match="must have weights of SHA-256 000000000000"):
+    with pytest.raises(ValueError, match="must be one with weights of SHA-256 000000000000"):
         verify(copied(network_sha256="0" * 64))
     with pytest.raises(ValueError, match="must be the test images"):
         verify(copied(data={**bim_on_sr.data, "sha256": "0" * 64}))

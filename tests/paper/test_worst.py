@@ -14,7 +14,7 @@ from mmlda.paper.rows import MMLDA_PGD, SAT, SR, SR_PGD
 from mmlda.paper.setup import Net, networks
 from mmlda.paper.worst import robust
 from mmlda.results import Result
-from mmlda.training.recipes import RECIPES, hat, sat
+from mmlda.training.recipes import RECIPES
 
 
 @pytest.mark.parametrize("data, sizes", [("mnist", 6), ("cifar10", 6), ("digits", 3)])
@@ -25,16 +25,11 @@ def test_the_worst_case_is_taken_at_the_usual_perturbations_too(data, sizes, tmp
         seen.append((attack.eps, more["name"]))
         return Result(name=more["name"], kind="worst", what="", value=1.0, n=1), None, None
 
-    def tuned(setup, net, cells):
-        made.extend(cells)
-        recipes = [sat(kind.lower(), eps) if eps else hat(kind.lower()) for _, kind, eps in cells]
-        return [dataclasses.replace(net, row=cell[0], recipe=recipe) for cell, recipe in zip(cells, recipes)]
-
     net = Net(torch.nn.Linear(2, 2), "n", SR, 0, RECIPES["mnist-sr"])
     monkeypatch.setattr("mmlda.paper.worst.attacked", attacked)
     monkeypatch.setattr("mmlda.paper.worst.networks", lambda setup, rows: [net])
     monkeypatch.setattr("mmlda.paper.setup._sets", lambda data, root: datasets.load("digits"))
-    monkeypatch.setattr("mmlda.paper.setup.tuned", tuned)
+    monkeypatch.setattr("mmlda.paper.setup._tune", lambda setup, nets: made.extend(nets))
     monkeypatch.setattr("mmlda.paper.worst.robust_claims", lambda setup, results: [])
     setup = Setup(data=data, out=tmp_path, show=False)
     paper.worst_case(setup)
@@ -46,7 +41,7 @@ def test_the_worst_case_is_taken_at_the_usual_perturbations_too(data, sizes, tmp
     robust(setup)  # of the fine-tuned networks too; SAT has one for each perturbation
     names = [f"sr-{kind}-{attack}" for kind in ("sat", "hat") for attack in ("fgsm", "bim", "ilcm")]
     assert sorted(seen[sizes:]) == sorted((e, f"worst-{data}-{name}-{e:.4g}-0") for name in names for e in eps)
-    assert len(made) == 3 * sizes + 3 and {e for row, _, e in made if row == SAT} == set(eps)
+    assert len(made) == 3 * sizes + 3 and {tuned.recipe.adversary.eps for tuned in made if tuned.row == SAT} == set(eps)
 
 
 def test_a_worst_case_is_not_taken_again_unless_of_another_network(setup, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from mmlda import report
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-WIDTHS = (1280, 375)
+WIDTHS = (1920, 1280, 390)
 
 # Texts whose contrast with what lies behind them is under 4.5 (3 where they are large), as the WCAG count it.
 FAINT = """() => {
@@ -98,11 +98,35 @@ def test_it_opens_and_never_scrolls_sideways(visit, address, width):
     assert page.evaluate(inside)
     assert page.evaluate("[...document.images].every((image) => image.complete && image.naturalWidth > 0)")
     lines = page.locator("nav a").evaluate_all("links => links.map((a) => a.getClientRects().length)")
-    assert lines == [1] * 6, "no word of the navigation is broken"
+    assert lines == [1] * 7, "no word of the navigation is broken"
+    ends = [box["x"] + box["width"] for box in (link.bounding_box() for link in page.locator("nav a").all())]
+    assert max(ends) <= page.locator("#theme").bounding_box()["x"], "the menu is whole"
     wide = page.locator("#table2-1").evaluate("(t) => t.parentElement.scrollWidth > t.parentElement.clientWidth")
-    assert wide == (width == 375), "on a phone a table scrolls in its own box; on a desk it fits"
+    assert wide == (width == 390), "on a phone a table scrolls in its own box; on a desk it fits"
+    hints = page.locator(".hint")
+    assert hints.count() == page.locator(".scroll").count()
+    assert page.locator("article:has(#table2-1) .hint").is_visible() == wide, "and says so"
     page.locator("#table2-1 .num").first.click()
     assert page.evaluate(inside), "nor with the provenance open"
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
+def test_the_curve_and_table_2_are_on_the_first_two_screens(visit, address, width, height):
+    page = visit(address, width)
+    curve, glance = page.locator(".hero .plot").first.bounding_box(), page.locator("#table2-drawn").bounding_box()
+    assert curve["y"] + curve["height"] < height * (1 if width == 1280 else 1.2)
+    assert glance["y"] < 2 * height
+    if width == 1280:
+        assert glance["y"] + glance["height"] < 2 * height
+        assert curve["x"] + curve["width"] > 0.6 * width, "beside the headline"
+
+
+def test_audits_open_when_asked_for(visit, address):
+    page = visit(address)
+    evidence = page.locator(".evidence").first
+    assert not evidence.is_visible()
+    page.locator("#audit summary").first.press("Enter")
+    assert evidence.is_visible()
 
 
 def column(page, table, k):

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import typing
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,15 @@ SHARED = Path(os.environ.get("MMLDA_SHARED_DATA", Path(__file__).resolve().paren
 
 
 def test_what_ships():
-    assert zoo.names() == ["cifar10-mmlda", "cifar10-mmlda-adam", "cifar10-mmlda-pgd", "cifar10-sr", "cifar10-sr-pgd",
-                           "mnist-mmlda", "mnist-sr"]  # fmt: skip
+    assert zoo.names() == [
+        "cifar10-mmlda",
+        "cifar10-mmlda-adam",
+        "cifar10-mmlda-pgd",
+        "cifar10-sr",
+        "cifar10-sr-pgd",
+        "mnist-mmlda",
+        "mnist-sr",
+    ]
     assert sum(path.stat().st_size for path in zoo.FOLDER.iterdir() if path.is_file()) < 12e6
 
 
@@ -33,7 +41,9 @@ def test_logits_on_a_seeded_input(name):
 
 
 def test_unknown_names_are_refused():
-    with pytest.raises(ValueError, match=r"source must be the folder of a run, or one of cifar10.*, got 'cifar100-sr'"):
+    with pytest.raises(
+        ValueError, match=r"source must be a folder with a network, or one of cifar10.*, got 'cifar100-sr'"
+    ):
         mmlda.load("cifar100-sr")
     with pytest.raises(ValueError, match=r"name must be one of .*, got 'x'"):
         zoo.about("x")
@@ -56,3 +66,79 @@ def test_claimed_accuracy_on_the_real_test_set(name, real):
     test = mmlda.data.load(about["data"], real)[1]
     assert about["test_sha256"] == test.digest()
     assert abs(mmlda.accuracy(mmlda.load(name), test).accuracy - about["accuracy"]) <= 0.0005
+
+
+def built(head="mmlda", **settings):
+    torch.manual_seed(1)
+    return mmlda.models.build({"backbone": "conv_net", "width": 4, "head": head, **settings}).eval()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        built(dim=8, C=50.0, precision=2.0, priors=[0.91] + [0.01] * 9),
+        built("softmax"),
+        built(dim=8, normalize=True, mean=0.1, std=0.3),
+        mmlda.Classifier(
+            mmlda.models.conv_net(width=4), mmlda.MaxMahalanobisHead(10, 4, means=torch.randn(10, 4))
+        ).eval(),
+    ],
+    ids=["mmlda", "softmax", "scaled", "own means"],
+)
+def test_a_saved_network_is_loaded_as_it_was(model, tmp_path):
+    path = mmlda.save(model, tmp_path / "new" / "network")
+    assert path == tmp_path / "new" / "network" / "model.safetensors" and [*path.parent.iterdir()] == [path]
+    again = mmlda.load(path.parent)
+    x = torch.rand(5, 1, 8, 8)
+    assert isinstance(again, mmlda.Classifier) and not again.training and again.config == model.config
+    assert torch.equal(again(x), model(x))
+
+
+def test_a_network_of_ones_own_is_saved_and_loaded_into_one_like_it(tmp_path):
+    def make():
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
+
+    model, other = make(), make()
+    mmlda.save(model, tmp_path)
+    assert mmlda.load(tmp_path, model=other) is other and torch.equal(other[1].weight, model[1].weight)
+    with pytest.raises(ValueError, match=r"model must be a network to put the weights into, .*, got None"):
+        mmlda.load(tmp_path)
+    with pytest.raises(ValueError, match=r"weights must fit the network, got '.*': Missing key"):
+        mmlda.load(tmp_path, model=torch.nn.Linear(4, 3))
+
+
+def test_saving_is_whole_or_not_at_all(tmp_path, monkeypatch):
+    first, second = built(dim=8), built(dim=9)
+    mmlda.save(first, tmp_path)
+    before = (tmp_path / "model.safetensors").read_bytes()
+
+    def fail(*paths):
+        raise OSError(28, "disk full")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="disk full"):
+        patch.setattr(os, "replace", fail)
+        mmlda.save(second, tmp_path)
+    assert (tmp_path / "model.safetensors").read_bytes() == before and len([*tmp_path.iterdir()]) == 1
+    mmlda.save(second, tmp_path)
+    assert mmlda.load(tmp_path).config["dim"] == 9
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(ValueError, match="folder must be a folder without a training run, got"):
+        mmlda.save(first, tmp_path)
+
+
+def test_damaged_files_are_refused(tmp_path):
+    path = mmlda.save(built(dim=8), tmp_path)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="the weights are altered"):
+        mmlda.load(tmp_path)
+    path.write_bytes(content[:100])
+    with pytest.raises(ValueError, match=r"model.safetensors: "):
+        mmlda.load(tmp_path)
+
+
+def test_an_editor_is_told_what_load_returns():
+    plain, given = typing.get_overloads(zoo.load)
+    assert plain.__annotations__["return"] == "Classifier"
+    assert given.__annotations__["model"] == given.__annotations__["return"] == "Network"

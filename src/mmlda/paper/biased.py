@@ -10,21 +10,20 @@ from torch import Tensor
 from mmlda import data as datasets
 from mmlda._utils.tensors import packed
 from mmlda.evaluation.robustness import predictions
-from mmlda.paper import claims, wording
+from mmlda.paper import claims
 from mmlda.paper.comparisons import wilcoxon_test
-from mmlda.paper.rows import MMLDA, SR, Row
-from mmlda.paper.setup import Setup, claim, slug, train, trained
+from mmlda.paper.rows import MMLDA, SR, Fields, Row
+from mmlda.paper.setup import Setup, claim, required, slug, train, trained
 from mmlda.results import Result, traced
 from mmlda.training.recipes import Recipe, network
 from mmlda.training.sweeps import Job
-
-__all__ = ["CONTROL", "MODELS", "SETS", "TRUE_PRIORS", "fig3", "fig3_control"]
 
 TRUE_PRIORS = Row("mmlda", "mmlda", priors="true")
 MODELS = (SR, MMLDA, TRUE_PRIORS)
 CONTROL = Row("softmax", "mmlda")  # SR trained by MM-LDA's recipe
 SETS = {f"{family}-{i}": (family, i) for family in ("BP1", "BP2") for i in range(1, 11)}
 Jobs = dict[tuple[str, Row], Job]
+Labels = dict[tuple[str, Row], Tensor]
 
 
 def fig3(setup: Setup, sets: Sequence[str] | None = None) -> list[Result]:
@@ -52,30 +51,23 @@ def fig3_control(setup: Setup, sets: Sequence[str] | None = None) -> list[Result
 
 def _same_job(setup: Setup, name: str, job: Job) -> Result:
     """MM-LDA's result on a set, which must have the recipe and the images of a job."""
-    path = setup.out / f"{_name(setup, name, MMLDA)}.json"
-    if not path.is_file():
-        raise ValueError(f"out must have {path.name}, a result of fig3, got {str(setup.out)!r} without it")
-    there = Result.load(path)
+    there = required(setup, _name(setup, name, MMLDA), "fig3")
     same = (there.data or {}).get("sha256") == job.sets()[1].digest()
     if not same or Recipe.from_dict(there.recipe_settings or {}) != job.recipe:
-        raise ValueError(f"{path} must have the recipe and the images of {job.name}, got others")
+        raise ValueError(f"{there.name} must have the recipe and the images of {job.name}, got others")
     return there
 
 
-def _sets_claim(setup: Setup, key: str, other: str, gaps: Sequence[float], **numbers: float) -> Result:
+def _sets_claim(setup: Setup, key: str, other: str, gaps: Sequence[float], **more: float) -> Result:
     """MM-LDA beside another network, set by set."""
     better, mean, p = wilcoxon_test(gaps)
-    return claim(
-        setup,
-        key,
-        wording.better_on_sets(other, better, len(gaps), mean, p),
-        claims.paired_test(mean, p),
-        value=mean,
-        unit="share difference",
-        n=len(gaps),
-        series={"differences": list(gaps)},
-        numbers={"p_value": p, "better": better, "sets": len(gaps), **numbers},
+    what = (
+        f"MM-LDA is better than {other} on {better} of {len(gaps)} class-biased sets, by {100 * mean:+.2f} points in "
+        f"the mean (paired Wilcoxon test: p = {p:.2g})"
     )
+    measured = {"p_value": p, "better": better, "sets": len(gaps), **more}
+    fields: Fields = {"value": mean, "unit": "share difference", "n": len(gaps), "numbers": measured}
+    return claim(setup, key, what, claims.better_on_sets(mean, p), series={"differences": list(gaps)}, **fields)
 
 
 def _name(setup: Setup, name: str, row: Row) -> str:
@@ -95,18 +87,12 @@ def _biased_jobs(setup: Setup, sets: Sequence[str] | None, rows: Sequence[Row]) 
             config = network(row.head, setup.data)
             if row.priors == "true":
                 config["priors"] = [a / sum(alpha) for a in alpha]
-            jobs[name, row] = Job(
-                name=_name(setup, name, row),
-                model=config,
-                data=setup.data,
-                recipe=setup.recipe(row, seed),
-                part=("biased", tuple(alpha), seed),
-                root=setup.root,
-            )
+            of: Fields = {"data": setup.data, "part": ("biased", tuple(alpha), seed), "root": setup.root}
+            jobs[name, row] = Job(name=_name(setup, name, row), model=config, recipe=setup.recipe(row, seed), **of)
     return jobs
 
 
-def _biased(setup: Setup, jobs: Jobs) -> tuple[list[Result], dict[tuple[str, Row], Tensor]]:
+def _biased(setup: Setup, jobs: Jobs) -> tuple[list[Result], Labels]:
     """Each network's accuracy, and its labels of the test images."""
     records = dict(zip(jobs, train(setup, list(jobs.values()), "biased")))
     results, labels = [], {}
@@ -137,32 +123,20 @@ def _biased(setup: Setup, jobs: Jobs) -> tuple[list[Result], dict[tuple[str, Row
     return results, labels
 
 
-def _fig3_claims(
-    setup: Setup, jobs: Jobs, labels: dict[tuple[str, Row], Tensor], results: list[Result]
-) -> list[Result]:
+def _fig3_claims(setup: Setup, jobs: Jobs, labels: Labels, results: list[Result]) -> list[Result]:
     sets = list(dict.fromkeys(name for name, _ in jobs))
     value = {(r.cell["set"], row): r.number for r in results for row in MODELS if row.has(r)}
     gaps = [value[name, MMLDA] - value[name, SR] for name in sets]
     exchanged, apart, images = _agreements(setup, jobs, labels, sets)
-    numbers = {"agreement": exchanged, "agreement_trained": apart}
-    return [
-        _sets_claim(setup, "fig3", "SR", gaps, **numbers),
-        claim(
-            setup,
-            "priors",
-            wording.priors(exchanged, apart),
-            claims.priors_do_not_matter(exchanged),
-            value=exchanged,
-            unit="share",
-            n=images,
-            numbers=numbers,
-        ),
-    ]
+    agreement = {"agreement": exchanged, "agreement_trained": apart}
+    fields: Fields = {"value": exchanged, "unit": "share", "n": images, "numbers": agreement}
+    what = f"uniform and true priors give the same label for {100 * exchanged:.2f}% of the test images on one network, "
+    what += f"{100 * apart:.2f}% on two trained with either"
+    same = claim(setup, "priors", what, exchanged >= claims.NEARLY_ALL, **fields)
+    return [_sets_claim(setup, "fig3", "SR", gaps, **agreement), same]
 
 
-def _agreements(
-    setup: Setup, jobs: Jobs, labels: dict[tuple[str, Row], Tensor], sets: Sequence[str]
-) -> tuple[float, float, int]:
+def _agreements(setup: Setup, jobs: Jobs, labels: Labels, sets: Sequence[str]) -> tuple[float, float, int]:
     """How often uniform and true priors give the same label: on one network, on two, and of how many images."""
     exchanged, apart, images = 0, 0, 0
     for name in sets:

@@ -10,8 +10,6 @@ import numpy as np
 from mmlda.paper.rows import Row
 from mmlda.results import Result, difference_interval
 
-__all__ = ["difference", "fold_difference", "paired_errors", "ratio_interval", "wilcoxon_test"]
-
 
 def paired_errors(first: np.ndarray, second: np.ndarray) -> tuple[float, tuple[float, float]]:
     """The first network's error minus the second's, and a 95% interval; from wrong answers, bool [seeds, images].

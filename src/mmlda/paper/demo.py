@@ -7,17 +7,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from mmlda import paper
 from mmlda.paper import Setup
 from mmlda.paper.rows import HAT, MMLDA, SAT, SR
 from mmlda.results import Result, label
 
-__all__ = ["demo", "lines"]
-
 IMAGES = 50  # to attack; the worst case is a search
-SEARCH: dict[str, Any] = {"search_steps": 5, "steps": 200}  # C&W; the paper has 9 x 10,000
+SEARCH = (5, 200)  # C&W; the paper has 9 x 10,000
 TUNED = [(SAT, "BIM", 0.12), (HAT, "BIM", 0.12)]  # one cell each
 SETS = ("BP1-1", "BP1-2", "BP2-1", "BP2-2")
 SHORT = 150  # steps of the many networks of Figures 3 and 5
@@ -33,19 +30,19 @@ def demo(out: str | Path = "demo", *, show: bool = True) -> tuple[Path, list[Res
     folder = Path(out)
     setup = Setup(data="digits", out=folder / "results", n=IMAGES, show=False)
     short = dataclasses.replace(setup, steps=SHORT)
+    jsma = (("logits", "least-likely"),)
     parts: list[tuple[str, Callable[[], list[Result]]]] = [
         ("theory: distances, robustness and its bound", lambda: paper.theory_figure(setup)),
         ("Table 1: training softmax (SR) and MM-LDA", lambda: paper.table1(setup, (SR, MMLDA))),
         ("Figure 2: latent features", lambda: paper.fig2(setup)),
-        ("Table 2: four attacks, adversarial training",
-         lambda: paper.table2(setup, jsma=(("logits", "least-likely"),), cells=TUNED)),
+        ("Table 2: four attacks, adversarial training", lambda: paper.table2(setup, jsma=jsma, cells=TUNED)),
         ("beside it: the worst case", lambda: paper.robust(setup, TUNED)),
         ("beside it: the audit", lambda: paper.audits(setup, cells=TUNED)),
-        ("Table 3: Carlini and Wagner's attack", lambda: paper.table3(setup, ("untargeted",), **SEARCH)),
-        ("Figure 4: what the noises look like", lambda: paper.fig4(setup, **SEARCH)),
+        ("Table 3: Carlini and Wagner's attack", lambda: paper.table3(setup, ("untargeted",), search=SEARCH)),
+        ("Figure 4: what the noises look like", lambda: paper.fig4(setup, search=SEARCH)),
         ("Figure 3: class-biased data, 12 networks", lambda: paper.fig3(short, SETS)),
         ("Figure 5: the choice of C, 6 networks", lambda: paper.fig5(short, (1.0, 2.0, 3.0), 2)),
-    ]  # fmt: skip
+    ]
     results: list[Result] = []
     begin = time.monotonic()
     for number, (title, part) in enumerate(parts, 1):
@@ -69,14 +66,11 @@ def lines(results: list[Result]) -> list[str]:
             share = None if found is None else 1 - found.number if kind == "clean" else found.number
             line += f"{'-':>8s} {'':4s}" if share is None else f"{100 * share:8.1f} {'':4s}"
         text.append(line.rstrip())
-    text.append("")
-    text += [f"audit of {label(result)}: {str(result.value).upper()}. {result.what}" for result in results
-             if result.kind == "audit"]  # fmt: skip
+    audits = [result for result in results if result.kind == "audit"]
+    text += ["", *(f"audit of {label(result)}: {str(result.value).upper()}. {result.what}" for result in audits)]
     held = {True: "holds", False: "does not hold", None: "not decided"}
-    claims = [result for result in results if result.kind == "claim"]
-    text.append("the paper's claims, at this scale: " + ", ".join(
-        f"{r.claim} {held[r.holds]}" for r in claims))  # fmt: skip
-    return text
+    claims = [f"{result.claim} {held[result.holds]}" for result in results if result.kind == "claim"]
+    return [*text, f"the paper's claims, at this scale: {', '.join(claims)}"]
 
 
 def _is(result: Result, kind: str, eps: str) -> bool:

@@ -7,20 +7,27 @@ from typing import Any
 
 from mmlda.results import Result, label
 
-__all__ = ["ADAM", "HAT", "MMLDA", "MMLDA_PGD", "SAT", "SR", "SR_ADAM", "SR_PGD", "Row", "plain_rows"]
+Fields = dict[str, Any]  # of a `Result`
 
 
 @dataclass(frozen=True)
 class Row:
     """A row of a table.
 
-    Args:
-        head: "softmax" or "mmlda".
-        recipe: the recipe's name without that of the dataset: "sr", "mmlda-adam", ...
-        fine_tuning: "", "sat" or "hat".
-        priors: "true" where the head knows the class frequencies, else "".
-        variant: for the suspects behind Table 2, what is changed ("" for nothing); None for other networks.
-        shipped: for the suspects, whether it is a network that comes with the package.
+    Attributes
+    ----------
+    head
+        "softmax" or "mmlda".
+    recipe
+        The recipe's name without that of the dataset: "sr", "mmlda-adam", ...
+    fine_tuning
+        "", "sat" or "hat".
+    priors
+        "true" where the head knows the class frequencies, else "".
+    variant
+        For the suspects behind Table 2, what is changed ("" for nothing); None for other networks.
+    shipped
+        For the suspects, whether it is a network that comes with the package.
     """
 
     head: str
@@ -30,19 +37,13 @@ class Row:
     variant: str | None = None
     shipped: bool = False
 
-    def fields(self, dataset: str) -> dict[str, Any]:
+    def fields(self, dataset: str) -> Fields:
         """The row as fields of `Result`."""
         cell: dict[str, Any] = {} if self.variant is None else {"variant": self.variant}
         cell |= {"priors": self.priors} if self.priors else {}
         cell |= {"shipped": True} if self.shipped else {}
-        recipe = f"{dataset}-{self.recipe}"
-        return {
-            "dataset": dataset,
-            "head": self.head,
-            "recipe": recipe,
-            "fine_tuning": self.fine_tuning,
-            "cell": cell,
-        }
+        names = {"dataset": dataset, "head": self.head, "recipe": f"{dataset}-{self.recipe}"}
+        return {**names, "fine_tuning": self.fine_tuning, "cell": cell}
 
     def has(self, result: Result) -> bool:
         """Whether a result is about this network."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import itertools
 import json
+import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,35 +18,17 @@ from safetensors.torch import load_file
 
 from mmlda import data as datasets
 from mmlda import zoo
-from mmlda.attacks import Attack, CarliniWagner
+from mmlda._utils.checks import check_choice, check_count, invalid
+from mmlda.attacks import Attack, AttackWarning, CarliniWagner
 from mmlda.data import ImageData
 from mmlda.evaluation.robustness import attack_images
 from mmlda.models import Classifier, build
 from mmlda.paper import numbers
-from mmlda.paper.claims import Judged
+from mmlda.paper.claims import RULES
 from mmlda.paper.rows import ADAM, HAT, MMLDA, SAT, SR, SR_ADAM, Row
-from mmlda.results import Result, measured_on, weights_digest
+from mmlda.results import Result, find_result, measured_on, weights_digest
 from mmlda.training.recipes import RECIPES, Recipe, hat, network, sat
 from mmlda.training.sweeps import Job, fit_many, in_hand, sweep
-
-__all__ = [
-    "MOST",
-    "Cell",
-    "Net",
-    "Setup",
-    "attacked",
-    "beside",
-    "claim",
-    "claim_of",
-    "kept",
-    "networks",
-    "slug",
-    "train",
-    "trained",
-    "tuned",
-    "tuned_cells",
-    "tuned_for",
-]
 
 # Fine-tuning steps in the paper (B.2), as a share of the training steps before them.
 TUNING = {"mnist": 10_000 / 20_000, "cifar10": 30_000 / 90_000, "digits": 0.5}
@@ -55,16 +39,42 @@ MOST = 1000  # images, where an attack is costly: JSMA, C&W, the worst case
 class Setup:
     """Where and how a part of the paper is reproduced.
 
-    Args:
-        data: digits, mnist or cifar10.
-        out: folder for the results, the networks and unfinished work; existing results are not computed again.
-        steps: training steps; the paper's by default. Fine-tuning is in proportion, unless `tuning` is given.
-        tuning: fine-tuning steps.
-        n: number of images to attack; all by default (the first 1,000 for JSMA, C&W and the worst case).
-        seeds: seeds of the networks.
-        shipped: use the networks that come with the package instead of training.
-        at_once: networks trained at the same time on one device.
-        ray: address of a Ray cluster to train on, or "local".
+    Parameters
+    ----------
+    data
+        "digits", "mnist" or "cifar10".
+    out
+        Folder for the results, the networks and unfinished work; existing results are not computed again.
+    steps
+        Training steps; the paper's by default.
+    tuning
+        Fine-tuning steps; by default in the paper's proportion to `steps`.
+    n
+        Number of images to attack; by default all, or the first 1,000 for JSMA, C&W and the worst case.
+    seeds
+        Random seeds of the networks.
+    shipped
+        Use the networks that come with the package instead of training.
+    root
+        Folder of the dataset.
+    device
+        Where to train and to attack.
+    at_once
+        Number of networks to train at the same time on one device.
+    ray
+        Address of a Ray cluster to train on, or "local".
+    show
+        Print progress to stderr.
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of range, or nothing ships for `data`, `steps` and `seeds`.
+
+    Examples
+    --------
+    >>> Setup(data="digits", n=50).images()
+    50
     """
 
     data: str = "digits"
@@ -81,18 +91,14 @@ class Setup:
     show: bool = True
 
     def __post_init__(self) -> None:
-        if self.data not in TUNING:
-            raise ValueError(f"data must be one of {', '.join(TUNING)}, got {self.data!r}")
+        check_choice("data", self.data, TUNING)
         for name in ("steps", "tuning", "n", "at_once"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value!r}")
+            if (value := getattr(self, name)) is not None:
+                check_count(name, value, 1)
         if not self.seeds or len(set(self.seeds)) != len(self.seeds) or min(self.seeds) < 0:
-            raise ValueError(f"seeds must be different numbers, 0 or more, got {list(self.seeds)!r}")
+            raise invalid("seeds", "different numbers, 0 or more", list(self.seeds))
         if self.shipped and (self.data == "digits" or self.seeds != (0,) or self.steps is not None):
-            raise ValueError(
-                "shipped must be False unless data is mnist or cifar10, the seed 0 and steps None, got True"
-            )
+            raise invalid("shipped", "False unless data is mnist or cifar10, the seed 0 and steps None", True)
         object.__setattr__(self, "out", Path(self.out))
 
     @property
@@ -155,11 +161,6 @@ class Net:
         about = {"seed": self.seed, "train_steps": self.recipe.steps, "recipe_settings": settings}
         return {**self.row.fields(dataset), **about}
 
-    def label(self, dataset: str, kind: str, attack: str = "") -> str:
-        """What a table of a kind calls the network."""
-        settings = self.fields(dataset)["recipe_settings"]
-        return self.row.label(dataset, kind=kind, attack=attack, recipe_settings=settings)
-
 
 def networks(setup: Setup, rows: Iterable[Row] = (SR, MMLDA)) -> list[Net]:
     """The networks of some rows, each with each seed: trained, or loaded from those that ship."""
@@ -198,52 +199,51 @@ def trained(setup: Setup, job: Job, folder: str) -> Classifier:
 Cell = tuple[Row, str, float]  # of Table 2: a fine-tuned network, the attack and the perturbation
 
 
-def tuned_cells(attacks: Sequence[str] = ("FGSM", "BIM", "ILCM"), eps: Sequence[float] = numbers.EPS) -> list[Cell]:
+def tuned_cells(eps: Sequence[float] = numbers.EPS) -> list[Cell]:
     """The cells of Table 2's fine-tuned rows, or of the same rows at other perturbations."""
-    return [(row, attack, e) for row in (SAT, HAT) for attack in attacks for e in eps]
+    return list(itertools.product((SAT, HAT), ("FGSM", "BIM", "ILCM"), eps))
 
 
 def tuned_for(setup: Setup, net: Net, cells: Sequence[Cell]) -> dict[Cell, Net]:
-    """The networks of some cells. A HAT network serves every perturbation: its range, 0.02 to 0.20, has Table 2's."""
+    """The SR network fine-tuned on adversarial examples (B.2) for some cells.
 
-    def made_for(cell: Cell) -> tuple[Row, str, float | None]:
-        row, attack, eps = cell
-        return row, attack, None if row == HAT else eps
-
-    made = list(dict.fromkeys(made_for(cell) for cell in cells))
-    nets = dict(zip(made, tuned(setup, net, made)))
-    return {cell: nets[made_for(cell)] for cell in cells}
-
-
-def tuned(setup: Setup, net: Net, cells: list[tuple[Row, str, float | None]]) -> list[Net]:
-    """The SR network fine-tuned on adversarial examples (B.2), for cells (row, attack, eps or None for HAT's range)."""
+    A HAT network serves every perturbation: its range, 0.02 to 0.20, has Table 2's.
+    """
     steps = setup.tuning or max(1, round(net.recipe.steps * TUNING[setup.data]))
-    nets = []
+    nets: dict[str, Net] = {}
+    names: dict[Cell, str] = {}
     for row, attack, eps in cells:
-        recipe = hat(attack.lower(), steps=steps) if eps is None else sat(attack.lower(), eps, steps=steps)
+        kind = attack.lower()
+        recipe = hat(kind, steps=steps) if row == HAT else sat(kind, eps, steps=steps)
         recipe = dataclasses.replace(recipe, pad=net.recipe.pad, flip=net.recipe.flip, seed=net.seed)
-        words = [net.name, slug(row.label(setup.data)), attack.lower(), *([] if eps is None else [f"{eps:g}"])]
-        nets.append(Net(copy.deepcopy(net.model), "-".join(words), row, net.seed, recipe))
-    for start in range(0, len(nets), setup.at_once):
-        _tune(setup, nets[start : start + setup.at_once])
-    for other in nets:
-        other.model.eval()
-    return nets
+        words = [net.name, slug(row.label(setup.data)), kind, *([] if row == HAT else [f"{eps:g}"])]
+        name = names[row, attack, eps] = "-".join(words)
+        if name not in nets:
+            nets[name] = Net(copy.deepcopy(net.model), name, row, net.seed, recipe)
+    made = list(nets.values())
+    for start in range(0, len(made), setup.at_once):
+        _tune(setup, made[start : start + setup.at_once])
+    return {cell: nets[name] for cell, name in names.items()}
 
 
 def _tune(setup: Setup, nets: list[Net]) -> None:
     """Fine-tune some networks side by side; one that another process has in hand is waited for."""
+    folder = setup.out / "networks"
+    models, recipes = [net.model for net in nets], [net.recipe for net in nets]
     with ExitStack() as stack:
         for name in sorted(net.name for net in nets):
-            stack.callback(in_hand(setup.out / "networks", name).release)
-        fit_many(
-            [net.model for net in nets],
-            setup.sets()[0],
-            [net.recipe for net in nets],
-            out=[setup.out / "networks" / net.name for net in nets],
-            device=setup.device,
-            show=setup.show,
-        )
+            stack.callback(in_hand(folder, name).release)
+        runs = [folder / net.name for net in nets]
+        fit_many(models, setup.sets()[0], recipes, out=runs, device=setup.device, show=setup.show)
+    for model in models:
+        model.eval()
+
+
+def named(setup: Setup, net: Net, kind: str, *parts: str, attack: str = "") -> tuple[str, str]:
+    """What a table of a kind calls a network, and the name of a result about it."""
+    settings = net.fields(setup.data)["recipe_settings"]
+    words = net.row.label(setup.data, kind=kind, attack=attack, recipe_settings=settings)
+    return words, "-".join([kind, setup.data, slug(words), *parts, str(net.seed)])
 
 
 def slug(words: str) -> str:
@@ -259,20 +259,11 @@ def attacked(
     setup: Setup, net: Net, attack: Attack, *, name: str, n: int, cell: dict[str, Any] | None = None, **fields: Any
 ) -> tuple[Result, bytes, Path]:
     """Attack a network's test images, resumably: the result, every image's outcome, and the folder with the images."""
-    folder = setup.work / name
-    long = isinstance(attack, CarliniWagner) and setup.device.startswith("cuda")  # long enough to repay compiling
-    found = attack_images(
-        net.model,
-        setup.sets()[1],
-        attack,
-        out=folder,
-        n=n,
-        name=net.name,
-        device=setup.device,
-        compile=long,
-        picture=False,
-        show=setup.show,
-    )
+    folder, part = setup.work / name, setup.sets()[1].subset(slice(n))  # the first images, as in the committed results
+    how: dict[str, Any] = {"device": setup.device, "show": setup.show, "picture": False}
+    how["compile"] = isinstance(attack, CarliniWagner) and setup.device.startswith("cuda")  # long enough to repay it
+    with warnings.catch_warnings(action="ignore", category=AttackWarning):
+        found = attack_images(net.model, part, attack, out=folder, name=net.name, **how)
     about = net.fields(setup.data)
     about["cell"] = {**about["cell"], **(cell or {})}
     result = dataclasses.replace(found, **{"name": name, "note": setup.note(n=n), **about, **fields})
@@ -281,12 +272,17 @@ def attacked(
 
 def kept(setup: Setup, name: str, net: Net, n: int) -> Result | None:
     """A result that exists already, if it is of the same network and of at least as many images."""
-    path = setup.out / f"{name}.json"
-    if not path.is_file():
-        return None
-    there = Result.load(path)
-    same = there.network_sha256 == net.digest()
-    return there if same and there.n is not None and there.n >= n else None
+    there = find_result(setup.out, name)
+    same = there is not None and there.network_sha256 == net.digest()
+    return there if there is not None and same and there.n is not None and there.n >= n else None
+
+
+def required(setup: Setup, name: str, part: str) -> Result:
+    """A result that another part of the paper has left in the same folder."""
+    found = find_result(setup.out, name)
+    if found is None:
+        raise ValueError(f"out must have {name}, a result of {part}, got {str(setup.out)!r} without it")
+    return found
 
 
 def beside(result: Result, paper: float | None) -> Result:
@@ -297,31 +293,25 @@ def beside(result: Result, paper: float | None) -> Result:
     return dataclasses.replace(result, paper=paper, holds=holds, series=series)
 
 
-def claim(setup: Setup, key: str, what: str, judged: Judged, *, name: str = "", **fields: Any) -> Result:
-    """A sentence of the paper beside what was found, with a verdict by a rule.
+def claim(
+    setup: Setup, key: str, what: str, holds: bool | None, *, row: Row | None = None, name: str = "", **fields: Any
+) -> Result:
+    """A sentence of the paper beside what was found, with a verdict by the claim's rule.
 
-    `key` is that of `numbers.SENTENCES`; `name` ends the file's name where there are several claims of a key.
+    `row` is the network it is about, where there are several claims of a key; that of the paper's recipe beside ours
+    ends in "adam". `name` too ends the file's name.
     """
+    about: dict[str, Any] = {"value": None, "dataset": setup.data} | (row.fields(setup.data) if row else {}) | fields
+    about["series"] = {**about.get("series", {}), "rule": RULES[key]}
     return Result(
-        name="-".join(["claim", setup.data, key, *([name] if name else [])]),
+        name="-".join(filter(None, ["claim", setup.data, key, name, "adam" if row == ADAM else ""])),
         kind="claim",
         what=what,
         paper=numbers.SENTENCES[key],
-        holds=judged.holds,
+        holds=holds,
         note=setup.note(),
         seed=setup.seeds[0],
-        **{
-            "value": None,
-            "dataset": setup.data,
-            "claim": key,
-            **fields,
-            "series": {**fields.get("series", {}), "rule": judged.rule},
-        },
+        claim=key,
+        **about,
         **measured_on(setup.device),
     ).save(setup.out)
-
-
-def claim_of(setup: Setup, key: str, row: Row, what: str, judged: Judged, *, name: str = "", **fields: Any) -> Result:
-    """A claim about one of the MM-LDA networks; that of the paper's recipe beside ours ends in "adam"."""
-    words = [name, "adam" if row == ADAM else ""]
-    return claim(setup, key, what, judged, name="-".join(filter(None, words)), **row.fields(setup.data), **fields)

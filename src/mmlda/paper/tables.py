@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,29 +16,13 @@ from mmlda import attacks
 from mmlda._utils.tensors import packed
 from mmlda.evaluation import shares
 from mmlda.evaluation.robustness import predictions
-from mmlda.paper import claims, numbers, wording
+from mmlda.paper import claims, numbers
 from mmlda.paper.comparisons import mean_interval, of_row, paired_errors, ratio_interval
-from mmlda.paper.rows import ADAM, MMLDA, SR, SR_ADAM, Row, plain_rows
-from mmlda.paper.setup import (
-    MOST,
-    Cell,
-    Net,
-    Setup,
-    attacked,
-    beside,
-    claim,
-    claim_of,
-    networks,
-    slug,
-    tuned_cells,
-    tuned_for,
-)
+from mmlda.paper.rows import ADAM, MMLDA, SR, SR_ADAM, Fields, Row, plain_rows
+from mmlda.paper.setup import MOST, Cell, Net, Setup, attacked, beside, claim, named, networks, tuned_cells, tuned_for
 from mmlda.results import Result, traced
 
-__all__ = ["JSMA", "carlini", "table1", "table1_claims", "table2", "table3", "table3_claims"]
-
 JSMA = (("logits", "least-likely"), ("softmax", "least-likely"), ("logits", "random"), ("softmax", "random"))
-Fields = dict[str, Any]  # of a result
 PAPERS_SEARCH = (9, 10_000)  # C&W's search steps, and steps in each
 
 
@@ -60,13 +44,13 @@ def _test_error(setup: Setup, net: Net) -> Result:
     test, begin = setup.sets()[1], time.perf_counter()
     guess = predictions(net.model, test, device=setup.device)
     found = shares(guess, test.labels.cpu(), test.num_classes)
-    label = net.label(setup.data, "table1")
+    words, name = named(setup, net, "table1")
     result = Result.counted(
         int((guess != test.labels.cpu()).sum()),
         found.n,
-        name=f"table1-{setup.data}-{slug(label)}-{net.seed}",
+        name=name,
         kind="table1",
-        what=f"test error of {label} on {setup.data}",
+        what=f"test error of {words} on {setup.data}",
         note=setup.note(),
         seconds=time.perf_counter() - begin,
         numbers={"balanced_accuracy": found.balanced},
@@ -80,19 +64,19 @@ def _test_error(setup: Setup, net: Net) -> Result:
 def table1_claims(setup: Setup, results: Sequence[Result]) -> list[Result]:
     """What the test errors say about the paper's sentences; MM-LDA by the paper's own recipe is judged apart."""
     wrong = {row: _wrong(setup, of_row(results, row)) for row in (SR, SR_ADAM, MMLDA, ADAM)}
-    made, seeds = [], len(setup.seeds)
-    if len(wrong[SR]):
-        for row in (MMLDA, ADAM):
-            if len(wrong[row]):
-                gap, interval = paired_errors(wrong[row], wrong[SR])
-                what = wording.table1(row.label(setup.data), gap, interval, seeds)
-                fields: Fields = {"value": gap, "unit": "share difference", "interval": interval}
-                made.append(claim_of(setup, "table1", row, what, claims.error_is_kept(interval), **fields))
-        if len(wrong[SR_ADAM]):
-            gap, interval = paired_errors(wrong[SR_ADAM], wrong[SR])
-            fields = {"value": gap, "unit": "share difference", "interval": interval, **SR_ADAM.fields(setup.data)}
-            what = wording.adam(gap, interval, seeds)
-            made.append(claim(setup, "adam", what, claims.adam_is_worse(interval), **fields))
+    made, over = [], f", over {len(setup.seeds)} seeds" if len(setup.seeds) > 1 else ""
+    for row in (MMLDA, ADAM, SR_ADAM):
+        if len(wrong[SR]) and len(wrong[row]):
+            gap, (low, high) = paired_errors(wrong[row], wrong[SR])
+            points = f"{100 * gap:+.2f} points from"
+            rest = f"{over} (95% interval {100 * low:+.2f} to {100 * high:+.2f})"
+            key, what = "table1", f"{row.label(setup.data)}'s error is {points} SR's{rest}"
+            holds = claims.error_is_kept((low, high))
+            if row == SR_ADAM:
+                key, what = "adam", f"with Adam, SR's error is {points} that with SGD{rest}"
+                holds = claims.above((low, high))
+            fields: Fields = {"value": gap, "unit": "share difference", "interval": (low, high), "row": row}
+            made.append(claim(setup, key, what, holds, **fields))
     return made
 
 
@@ -108,7 +92,6 @@ def _wrong(setup: Setup, results: Sequence[Result]) -> np.ndarray:
 
 def table2(
     setup: Setup,
-    rows: Sequence[Row] | None = None,
     kinds: Sequence[str] = numbers.ATTACKS,
     eps: Sequence[float] = numbers.EPS,
     *,
@@ -120,24 +103,19 @@ def table2(
     `cells` restricts the fine-tuned rows to some (row, attack, eps). JSMA is run on both surfaces with both targets,
     which the paper leaves open.
     """
-    plain = plain_rows(setup.data)
-    rows = (*numbers.ROWS, *plain) if rows is None else rows
-    wanted = [cell for cell in tuned_cells([k for k in kinds if k != "JSMA"]) if cell[0] in rows and cell[2] in eps]
-    wanted = [cell for cell in wanted if cells is None or cell in cells]
+    tuned = [cell for cell in tuned_cells() if cell[1] in kinds and cell[2] in eps and (cells is None or cell in cells)]
+    chosen: list[attacks.Attack] = []
+    for kind, e in itertools.product(kinds, eps):
+        if kind == "JSMA":
+            chosen += [attacks.JSMA(eps=e, surface=surface, target=target) for surface, target in jsma]
+        else:
+            chosen.append(getattr(attacks, kind)(eps=e))
     results = []
-    for net in networks(setup, [row for row in plain if row in rows or row == SR]):
-        if net.row in rows:
-            for attack in [attack for kind in kinds for e in eps for attack in _table2_attacks(kind, e, jsma)]:
-                results.append(_table2_cell(setup, net, attack))
+    for net in networks(setup, plain_rows(setup.data)):
+        results += [_table2_cell(setup, net, attack) for attack in chosen]
         if net.row == SR:
-            results += _tuned_rows(setup, net, wanted)
+            results += _tuned_rows(setup, net, tuned)
     return results
-
-
-def _table2_attacks(kind: str, eps: float, jsma: Sequence[tuple[str, str]]) -> list[attacks.Attack]:
-    if kind == "JSMA":
-        return [attacks.JSMA(eps=eps, surface=surface, target=target) for surface, target in jsma]
-    return [getattr(attacks, kind)(eps=eps)]
 
 
 def _tuned_rows(setup: Setup, net: Net, cells: Sequence[Cell]) -> list[Result]:
@@ -150,23 +128,13 @@ def _tuned_rows(setup: Setup, net: Net, cells: Sequence[Cell]) -> list[Result]:
 def _table2_cell(setup: Setup, net: Net, attack: attacks.Attack, note: str = "") -> Result:
     kind, eps = type(attack).__name__, attack.eps  # type: ignore[attr-defined]
     n = setup.images(MOST if kind == "JSMA" else None)
-    label = net.label(setup.data, "table2", kind)
-    open_settings: dict[str, str] = {}
-    if isinstance(attack, attacks.JSMA):
-        open_settings = {"surface": attack.surface, "target": str(attack.target)}
-    parts = ["table2", setup.data, slug(label), kind.lower(), f"{eps:g}", *open_settings.values(), str(net.seed)]
-    result, outcomes, _ = attacked(
-        setup,
-        net,
-        attack,
-        name="-".join(parts),
-        kind="table2",
-        what=f"accuracy of {label} under {kind} at {eps:g} on {setup.data}",
-        target=open_settings.pop("target", ""),
-        cell=open_settings,
-        n=n,
-        note=setup.note(note, n=n),
-    )
+    surface, target = (attack.surface, str(attack.target)) if isinstance(attack, attacks.JSMA) else ("", "")
+    parts = filter(None, [kind.lower(), f"{eps:g}", surface, target])
+    words, name = named(setup, net, "table2", *parts, attack=kind)
+    what = f"accuracy of {words} under {kind} at {eps:g} on {setup.data}"
+    place = {"target": target, "cell": {"surface": surface} if surface else {}}
+    about: Fields = {"name": name, "kind": "table2", "what": what, "n": n, "note": setup.note(note, n=n), **place}
+    result, outcomes, _ = attacked(setup, net, attack, **about)
     return beside(result, numbers.table2(setup.data, net.row, kind, eps)).save(setup.out, outcomes)
 
 
@@ -174,40 +142,26 @@ def _table2_cell(setup: Setup, net: Net, attack: attacks.Attack, note: str = "")
 
 
 def table3(
-    setup: Setup,
-    targets: Sequence[str] = ("untargeted", "random"),
-    *,
-    search_steps: int = PAPERS_SEARCH[0],
-    steps: int = PAPERS_SEARCH[1],
-    rows: Sequence[Row] | None = None,
+    setup: Setup, targets: Sequence[str] = ("untargeted", "random"), *, search: tuple[int, int] = PAPERS_SEARCH
 ) -> list[Result]:
     """Mean smallest C&W distortions over images that were right and were broken, with the success rates."""
     results = []
-    for net in networks(setup, plain_rows(setup.data) if rows is None else rows):
+    for net in networks(setup, plain_rows(setup.data)):
         for target in targets:
-            result, outcomes, _ = carlini(setup, net, target, search_steps=search_steps, steps=steps)
+            result, outcomes, _ = carlini(setup, net, target, search)
             results.append(result.save(setup.out, outcomes))
     return [*results, *table3_claims(setup, results)]
 
 
-def carlini(setup: Setup, net: Net, target: str, *, search_steps: int, steps: int) -> tuple[Result, bytes, Path]:
+def carlini(setup: Setup, net: Net, target: str, search: tuple[int, int]) -> tuple[Result, bytes, Path]:
     """One cell of Table 3: the result, every image's outcome, and the folder with the images."""
-    towards = None if target == "untargeted" else target
-    attack = attacks.CarliniWagner(search_steps=search_steps, steps=steps, target=towards)
-    label, n = net.label(setup.data, "table3", "CarliniWagner"), setup.images(MOST)
-    budget = "" if (search_steps, steps) == PAPERS_SEARCH else f"C&W at {search_steps} x {steps}, not 9 x 10000"
-    result, outcomes, folder = attacked(
-        setup,
-        net,
-        attack,
-        name=f"table3-{setup.data}-{slug(label)}-{target}-{net.seed}",
-        n=n,
-        target=target,
-        kind="table3",
-        unit="distortion",
-        what=f"mean smallest C&W distortion ({target}) of {label} on {setup.data}",
-        note=setup.note(budget, n=n),
-    )
+    towards, (rounds, steps) = None if target == "untargeted" else target, search
+    attack = attacks.CarliniWagner(search_steps=rounds, steps=steps, target=towards)
+    (words, name), n = named(setup, net, "table3", target, attack="CarliniWagner"), setup.images(MOST)
+    budget = "" if search == PAPERS_SEARCH else f"C&W at {rounds} x {steps}, not 9 x 10000"
+    what = f"mean smallest C&W distortion ({target}) of {words} on {setup.data}"
+    about: Fields = {"name": name, "kind": "table3", "what": what, "unit": "distortion", "target": target}
+    result, outcomes, folder = attacked(setup, net, attack, n=n, note=setup.note(budget, n=n), **about)
     distortion, linf = (_broken(setup, outcomes, key) for key in ("distortion", "linf"))
     mean, interval = mean_interval(distortion) if len(distortion) else (None, None)
     near = float((linf <= 0.04 + 2e-5).mean()) if len(linf) else None
@@ -239,8 +193,9 @@ def table3_claims(setup: Setup, results: Sequence[Result]) -> list[Result]:
             if len(ours) and len(base):
                 made += _ratio_claim(setup, row, target, ours, base)
     rates = [float(r.numbers["success_rate"] or 0) for r in results]
-    fields: Fields = {"value": min(rates), "unit": "share"}
-    return [*made, claim(setup, "success", wording.success(rates), claims.nearly_always_broken(rates), **fields)]
+    what = f"C&W breaks {100 * min(rates):.1f}% to {100 * max(rates):.1f}% of the images"
+    holds = min(rates) >= claims.NEARLY_ALL
+    return [*made, claim(setup, "success", what, holds, value=min(rates), unit="share")]
 
 
 def _all_distances(setup: Setup, results: Sequence[Result]) -> np.ndarray:
@@ -253,7 +208,8 @@ def _ratio_claim(setup: Setup, row: Row, target: str, ours: np.ndarray, base: np
     if not both.any():
         return []
     ours, base = ours[both], base[both]
-    ratio, interval = float(ours.mean() / base.mean()), ratio_interval(ours, base)
-    what = wording.distances(row.label(setup.data), target, ratio, interval)
-    fields: Fields = {"value": ratio, "unit": "times", "interval": interval, "n": len(ours), "target": target}
-    return [claim_of(setup, "table3", row, what, claims.distortion_is_larger(interval), name=target, **fields)]
+    ratio, (low, high) = float(ours.mean() / base.mean()), ratio_interval(ours, base)
+    what = f"C&W ({target}) moves {row.label(setup.data)}'s images {ratio:.2f} times as far as SR's"
+    what += f" (95% interval {low:.2f} to {high:.2f})"
+    fields: Fields = {"value": ratio, "unit": "times", "interval": (low, high), "n": len(ours), "target": target}
+    return [claim(setup, "table3", what, claims.above((low, high), claims.MUCH), row=row, name=target, **fields)]

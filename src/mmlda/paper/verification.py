@@ -16,12 +16,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mmlda import attacks, zoo
-from mmlda.data import ImageData, load
+from mmlda._utils.checks import check_count
+from mmlda.data import ImageData, load, stratified
 from mmlda.evaluation.robustness import predictions
 from mmlda.models import build
 from mmlda.results import Result, head_of, weights_digest, wilson
-
-__all__ = ["Verification", "verify"]
 
 CLEAN = 0.99  # share of images that must have the same label without an attack: devices round differently
 HELD = 0.9  # share that must hold or break alike: an attack's path depends on rounding, TF32's above all
@@ -29,6 +28,7 @@ CHOSEN = 0.8  # the same for JSMA, which chooses a pixel a step: where rounding 
 CHANCE = 1e-3  # how improbable it may be that images change sides as often one way as the other
 COUNTED = 1e-3  # how far, as a share, the value may be from that of its outcomes, whose distances are in half precision
 DISTANCE = 0.02  # how far the mean distance over images broken both times may be off, for minimum-norm attacks
+Outcomes = dict[str, Tensor]  # the columns behind a result
 ATTACKED = ("table2", "table3", "worst")  # kinds of results that are about an attack
 
 
@@ -96,21 +96,43 @@ def verify(
 ) -> Verification:
     """Count a result's number again from the outcomes beside it, and recompute `n` of these, drawn at random.
 
-    Without a `seed` other images are drawn every time, so that nobody can know which outcomes must be true. The network
-    is the one that ships with these weights, or the one in `networks/` beside the result, or `network`; the SHA-256 of
-    its weights must be the result's, and so must that of the data. The fields of the result (attack, eps, head,
-    dataset, interval) must fit its attack's settings, the network and the outcomes.
+    The SHA-256 of the network's weights and of the data must be the result's. The fields of the result (attack, eps,
+    head, dataset, interval) must fit its attack's settings, the network and the outcomes.
+
+    Parameters
+    ----------
+    path
+        The JSON file of a result, or `table.jsonl#name`.
+    n
+        Number of images to recompute.
+    seed
+        Random seed of the draw; by default a new one each time, so that nobody can know which outcomes must be true.
+    network
+        The network's path or name; by default the one that ships with these weights, or that in `networks/` beside
+        the result.
+    root
+        Folder of the dataset.
+    device
+        Where to recompute.
+
+    Returns
+    -------
+    Verification
+        `agrees` is the conclusion; printing it shows the numbers.
+
+    Raises
+    ------
+    ValueError
+        If the result has no outcomes, or its network or data are not found or are others.
     """
-    path = Path(path)
-    result = Result.load(path)
-    if n < 1:
-        raise ValueError(f"n must be at least 1, got {n!r}")
-    claimed = _outcomes(result, path)
-    model = _network(result, path.parent, network).to(device)
+    result, folder = Result.load(path), Path(path).parent
+    check_count("n", n, 1)
+    claimed = _outcomes(result, folder)
+    model = _network(result, folder, network).to(device)
     data = _data(result, root)
     if any(len(column) != len(data) for column in claimed.values()):
         sizes = sorted({len(column) for column in claimed.values()})
-        raise ValueError(f"{path}: outcomes must be of {len(data)} images, got {sizes}")
+        raise ValueError(f"{result.name}: outcomes must be of {len(data)} images, got {sizes}")
     seed = secrets.randbelow(2**31) if seed is None else seed
     rows = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))[:n].sort().values
     drawn = {name: column[rows] for name, column in claimed.items()}
@@ -126,53 +148,46 @@ def verify(
 
 
 def _recompute(
-    result: Result,
-    model: nn.Module,
-    part: ImageData,
-    rows: Tensor,
-    claimed: dict[str, Tensor],
-    device: torch.device | str,
+    result: Result, model: nn.Module, part: ImageData, rows: Tensor, claimed: Outcomes, device: torch.device | str
 ) -> dict[str, Any]:
     """Attack some images again and compare with their claimed outcomes: fields of `Verification`."""
-    labels = part.labels
-    clean = predictions(model, part, device=device)
-    same_label = _share(clean == claimed["clean"])
+    labels, clean = part.labels, predictions(model, part, device=device)
+    again: dict[str, Any] = {"same_label": _share(clean == claimed["clean"]), "same_outcome": None}
+    again |= {"changed": (0, 0), "distance": None}
     if not result.attack:
-        return {"same_label": same_label, "same_outcome": None, "changed": (0, 0), "distance": None}
+        return again
     attack = _attack(result.attack, result.attack_settings)
-    again = attack(model, part.pixels().to(device), labels.to(device), index=rows.to(device))
-    success, l2 = again.success.cpu(), again.l2.cpu().double()
-    now = (clean == labels) & (again.prediction.cpu() == labels)
-    then = (claimed["clean"] == labels) & (claimed["prediction"] == labels)
-    both = success & claimed["success"] & (clean == labels) & (claimed["clean"] == labels)
-    distance = None
+    found = attack(model, part.pixels().to(device), labels.to(device), index=rows.to(device))
+    right, claimed_right = clean == labels, claimed["clean"] == labels
+    now, then = right & (found.prediction.cpu() == labels), claimed_right & (claimed["prediction"] == labels)
+    both = found.success.cpu() & claimed["success"] & right & claimed_right
     if isinstance(attack, attacks.CarliniWagner | attacks.FAB) and bool(both.any()):
-        distance = float(l2[both].mean() / claimed["l2"][both].double().mean())
-    changed = int((then & ~now).sum()), int((now & ~then).sum())
-    return {"same_label": same_label, "same_outcome": _share(now == then), "changed": changed, "distance": distance}
+        again["distance"] = float(found.l2.cpu().double()[both].mean() / claimed["l2"][both].double().mean())
+    again["changed"] = int((then & ~now).sum()), int((now & ~then).sum())
+    return {**again, "same_outcome": _share(now == then)}
 
 
-def _outcomes(result: Result, path: Path) -> dict[str, Tensor]:
+def _outcomes(result: Result, folder: Path) -> Outcomes:
     """The outcomes beside a result; a ValueError where it has none, or not those that its kind needs."""
-    claimed = {} if result.outcomes is None else load_tensors(result.read_outcomes(path.parent))
+    claimed = {} if result.outcomes is None else load_tensors(result.read_outcomes(folder))
     if "clean" not in claimed or result.data is None:
         raise ValueError(
-            f"{path} must be a result with an outcome for each image (table1, table2, table3, worst or evaluation), "
-            f"got {result.kind}"
+            f"{result.name} must be a result with an outcome for each image (table1, table2, table3, worst or "
+            f"evaluation), got {result.kind}"
         )
     if not result.attack and result.kind in ATTACKED:
-        raise ValueError(f"{path}: attack must be the one it is about, got none")
+        raise ValueError(f"{result.name}: attack must be the one it is about, got none")
     needed = ("success", "prediction", "l2", "distortion") if result.attack else ()
     if missing := [name for name in needed if name not in claimed]:
-        raise ValueError(f"{path}: outcomes must have {', '.join(missing)} where there was an attack, got none")
+        raise ValueError(f"{result.name}: outcomes must have {', '.join(missing)} where there was an attack, got none")
     if lacking := [name for name in ("name", "images", "sha256") if not result.data.get(name)]:
-        raise ValueError(f"{path}: data must have {', '.join(lacking)}, got {result.data!r}")
+        raise ValueError(f"{result.name}: data must have {', '.join(lacking)}, got {result.data!r}")
     if not result.network_sha256:
-        raise ValueError(f"{path}: network_sha256 must be that of its weights, got none")
+        raise ValueError(f"{result.name}: network_sha256 must be that of its weights, got none")
     return claimed
 
 
-def _faults(result: Result, model: nn.Module, outcomes: dict[str, Tensor], labels: Tensor) -> tuple[str, ...]:
+def _faults(result: Result, model: nn.Module, outcomes: Outcomes, labels: Tensor) -> tuple[str, ...]:
     """Where the fields of a result do not fit its attack's settings, its network, its data and its outcomes."""
     assert result.data is not None
     faults = []
@@ -184,21 +199,16 @@ def _faults(result: Result, model: nn.Module, outcomes: dict[str, Tensor], label
         faults.append(f"its head is {result.head!r}, that of its network {head!r}")
     if result.dataset != result.data["name"]:
         faults.append(f"its dataset is {result.dataset!r}, its images are of {result.data['name']!r}")
-    return (*faults, *_interval_fault(result, outcomes, labels))
+    if result.unit == "share" and result.interval is not None and result.n == len(labels):
+        (low, high), n = result.interval, len(labels)
+        ends = wilson(round((_value(result, outcomes, labels) or 0.0) * n), n)
+        if max(abs(low - ends[0]), abs(high - ends[1])) > 1e-8:
+            own = f"that of its outcomes {ends[0]:.4f} to {ends[1]:.4f}"
+            faults.append(f"its interval is {low:.4f} to {high:.4f}, {own}")
+    return tuple(faults)
 
 
-def _interval_fault(result: Result, outcomes: dict[str, Tensor], labels: Tensor) -> list[str]:
-    """Whether the interval of a share is that of its outcomes."""
-    if result.unit != "share" or result.interval is None or result.n != len(labels):
-        return []
-    ends = wilson(round((_value(result, outcomes, labels) or 0.0) * len(labels)), len(labels))
-    if max(abs(a - b) for a, b in zip(ends, result.interval)) <= 1e-8:
-        return []
-    (low, high), (claimed_low, claimed_high) = ends, result.interval
-    return [f"its interval is {claimed_low:.4f} to {claimed_high:.4f}, that of its outcomes {low:.4f} to {high:.4f}"]
-
-
-def _value(result: Result, outcomes: dict[str, Tensor], labels: Tensor) -> float | None:
+def _value(result: Result, outcomes: Outcomes, labels: Tensor) -> float | None:
     """The number that the outcomes of all images make: an error, an accuracy, or a mean distortion."""
     right = outcomes["clean"] == labels
     if len(right) != result.n:
@@ -224,44 +234,41 @@ def _share(flags: Tensor) -> float:
 def _network(result: Result, folder: Path, given: str | Path | None) -> nn.Module:
     """The network of a result; a ValueError where it is not found, or has other weights."""
     model = zoo.load(str(given)) if given is not None else _find_network(result, folder)
-    digest = weights_digest(model.state_dict())
-    if digest != result.network_sha256:
-        raise ValueError(
-            f"network of {result.name} must have weights of SHA-256 {result.network_sha256[:12]}..., got "
-            f"{digest[:12]}... ({given or result.network})"
-        )
+    digest, wanted = weights_digest(model.state_dict()), result.network_sha256
+    if digest != wanted:
+        expected = f"one with weights of SHA-256 {wanted[:12]}..., as {result.name} has"
+        raise ValueError(f"network must be {expected}, got {digest[:12]}... ({given or result.network})")
     return model
 
 
 def _find_network(result: Result, folder: Path) -> nn.Module:
     """The network by its name or weights: one that ships, one in `networks/` beside the result, or a run's folder."""
     name = result.network
-    if name in zoo.names():
-        return zoo.load(name)
-    for ships in zoo.names():  # one that ships may have had another name where it was made
+    for ships in sorted(zoo.names(), key=lambda one: one != name):  # it may have had another name where it was made
         model = zoo.load(ships)
-        if weights_digest(model.state_dict()) == result.network_sha256:
+        if ships == name or weights_digest(model.state_dict()) == result.network_sha256:
             return model
-    weights, described = (folder / "networks" / f"{name}{end}" for end in (".safetensors", ".json"))
-    if weights.is_file():  # left by a sweep
-        model = build(json.loads(described.read_text())["model"]).eval()
-        model.load_state_dict(load_file(weights))
-        return model
-    for run in (Path(name), folder / "networks" / name):
+    places = [parent / "networks" for parent in (folder, folder.parent)]  # packed results lie one folder below
+    for place in places:
+        if (place / f"{name}.safetensors").is_file():  # left by a sweep
+            model = build(json.loads((place / f"{name}.json").read_text())["model"]).eval()
+            model.load_state_dict(load_file(place / f"{name}.safetensors"))
+            return model
+    for run in (Path(name), *(place / name for place in places)):
         if name and (run / "run.json").is_file():
             return zoo.load(run)
-    raise ValueError(
-        f"network (--network) must be the path of {name!r}, the network of {result.name}, got none: it does not ship "
-        f"and is not in {folder / 'networks'}"
-    )
+    expected = f"the path of {name!r}, which does not ship and is not in {places[0]}"
+    raise ValueError(f"network (--network) must be {expected}, got none")
 
 
 def _data(result: Result, root: str | Path | None) -> ImageData:
     assert result.data is not None
     if not isinstance(result.data["images"], int):
         raise ValueError(f"images in the data of {result.name} must be a whole number, got {result.data['images']!r}")
-    data = load(str(result.data["name"]), root)[1].subset(slice(result.data["images"]))
-    if data.digest() != result.data["sha256"]:
+    test, n = load(str(result.data["name"]), root)[1], result.data["images"]
+    parts = (sample() for sample in (lambda: test.subset(slice(n)), lambda: stratified(test, n)))
+    data = next((part for part in parts if part.digest() == result.data["sha256"]), None)
+    if data is None:
         raise ValueError(f"data must be the test images that {result.name} was measured on, got others")
     return data
 

@@ -1,4 +1,4 @@
-"""Beside Table 2: the same networks under the worst case, and audited."""
+"""Beside Table 2: the same networks, and robust ones, under the worst case and audited."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from collections.abc import Sequence
 
 from mmlda import attacks
 from mmlda.audit import audit, default_eps
-from mmlda.paper import claims, numbers, wording
+from mmlda.paper import claims, numbers
 from mmlda.paper.comparisons import difference, of_row
-from mmlda.paper.rows import ADAM, MMLDA, SR, Row, plain_rows
-from mmlda.paper.setup import MOST, Cell, Net, Setup, attacked, claim_of, kept, networks, slug, tuned_cells, tuned_for
+from mmlda.paper.rows import ADAM, MMLDA, MMLDA_PGD, SR, SR_PGD, Fields, Row, plain_rows
+from mmlda.paper.setup import MOST, Cell, Net, Setup, attacked, claim, kept, named, networks, tuned_cells, tuned_for
 from mmlda.results import Result, label, traced
-
-__all__ = ["FIELD_EPS", "audited", "audits", "robust", "robust_claims", "under_worst_case", "worst_case", "worst_eps"]
+from mmlda.training.recipes import RECIPES
 
 FIELD_EPS = (2 / 255, 4 / 255, 8 / 255)  # the usual perturbations in the literature, beside the paper's three
+HARDENED = (SR_PGD, MMLDA_PGD)
+AUDITED = 200  # images
 
 
 def worst_case(setup: Setup, eps: Sequence[float] | None = None, cells: Sequence[Cell] = ()) -> list[Result]:
@@ -40,20 +41,12 @@ def under_worst_case(setup: Setup, jobs: Sequence[tuple[Net, float]]) -> list[Re
     """Some networks under the worst case, each at a perturbation; existing results are kept."""
     results, n = [], setup.images(MOST)
     for net, eps in jobs:
-        words = net.label(setup.data, "worst", "WorstCase")
-        name = f"worst-{setup.data}-{slug(words)}-{eps:.4g}-{net.seed}"
-        there = kept(setup, name, net, n)
-        if there is None:
-            found, outcomes, _ = attacked(
-                setup,
-                net,
-                attacks.WorstCase(eps=eps),
-                kind="worst",
-                n=n,
-                name=name,
-                what=f"accuracy of {words} under the worst case at {eps:.4g} on {setup.data}",
-                note=setup.note(setup.tuning_note() if net.row.fine_tuning else "", n=n),
-            )
+        words, name = named(setup, net, "worst", f"{eps:.4g}", attack="WorstCase")
+        if (there := kept(setup, name, net, n)) is None:
+            what = f"accuracy of {words} under the worst case at {eps:.4g} on {setup.data}"
+            note = setup.note(setup.tuning_note() if net.row.fine_tuning else "", n=n)
+            about: Fields = {"name": name, "kind": "worst", "what": what, "note": note}
+            found, outcomes, _ = attacked(setup, net, attacks.WorstCase(eps=eps), n=n, **about)
             there = found.save(setup.out, outcomes)
         results.append(there)
     return results
@@ -84,22 +77,18 @@ def _robust_claim(setup: Setup, results: Sequence[Result], row: Row) -> Result:
                 others.setdefault(label(result), []).append(result)
         comparisons += [difference(ours, others[name]) for name in sorted(others)]
     above = sum(low > 0 for low, _ in comparisons)
-    return claim_of(
-        setup,
-        "table2",
-        row,
-        wording.worst_case(row.label(setup.data), accuracies, above, len(comparisons)),
-        claims.more_robust(comparisons, against_sr),
-        value=float(above),
-        unit="comparisons",
-        n=setup.images(MOST),
-        numbers={"comparisons": len(comparisons)},
-    )
+    us = row.label(setup.data)
+    words = [f"at {eps:g} {us} keeps {100 * ours:.1f}%, SR {100 * base:.1f}%" for eps, ours, base in accuracies]
+    words.append(f"{us} is above the others in {above} of {len(comparisons)} comparisons")
+    what = f"under the worst case {'; '.join(words)}"
+    fields: Fields = {"value": float(above), "unit": "comparisons", "n": setup.images(MOST)}
+    fields["numbers"] = {"comparisons": len(comparisons)}
+    return claim(setup, "table2", what, claims.more_robust(comparisons, against_sr), row=row, **fields)
 
 
-def audits(setup: Setup, n: int = 200, cells: Sequence[Cell] = ()) -> list[Result]:
+def audits(setup: Setup, cells: Sequence[Cell] = ()) -> list[Result]:
     """Whether each network's robustness is real: SR and MM-LDA, each the other's surrogate, and fine-tuned ones."""
-    eps, n = default_eps(setup.sets()[1]), setup.images(n)
+    eps, n = default_eps(setup.sets()[1]), setup.images(AUDITED)
     plain = networks(setup, plain_rows(setup.data))
     nets = [*plain]
     for net in plain:
@@ -114,13 +103,30 @@ def audits(setup: Setup, n: int = 200, cells: Sequence[Cell] = ()) -> list[Resul
 
 def audited(setup: Setup, net: Net, surrogate: Net, eps: float, n: int) -> Result:
     """Whether a network's robustness is real; an existing result is kept."""
-    test = setup.sets()[1]
-    name = f"audit-{setup.data}-{slug(net.label(setup.data, 'audit'))}-{eps:.4g}-{net.seed}"
-    there = kept(setup, name, net, n)
-    if there is not None:
+    part = setup.sets()[1].subset(slice(n))  # the first images, as in the committed results
+    name = named(setup, net, "audit", f"{eps:.4g}")[1]
+    if (there := kept(setup, name, net, n)) is not None:
         return there
-    judged = audit(net.model, test, eps=eps, n=n, surrogate=surrogate.model, device=setup.device, show=setup.show)
+    judged = audit(net.model, part, eps=eps, n=None, surrogate=surrogate.model, device=setup.device, show=setup.show)
     found = judged.to_result()
-    note = setup.note(setup.tuning_note() if net.row.fine_tuning else "", found.note)
-    about = traced(net.model, test.subset(slice(n)), setup.device, net.name)
+    note = setup.note(setup.tuning_note() if net.row.fine_tuning else "", found.note, n=n)
+    about = traced(net.model, part, setup.device, net.name)
     return dataclasses.replace(found, name=name, note=note, **net.fields(setup.data), **about).save(setup.out)
+
+
+def hardened(setup: Setup, shares: Sequence[float] = (0.25, 0.5, 1.0)) -> list[Result]:
+    """Networks trained on PGD's adversarial examples from the start, which are not in the paper: real robustness.
+
+    Both heads under the worst case at shares of the perturbation they were trained at, and audited at that, each the
+    surrogate of the other.
+    """
+    adversary = RECIPES[f"{setup.data}-{SR_PGD.recipe}"].adversary
+    assert adversary is not None
+    (_, eps), nets = adversary.range, networks(setup, HARDENED)
+    if not nets:
+        raise ValueError(f"data must be cifar10, for which networks trained on PGD ship, got {setup.data!r}")
+    results = under_worst_case(setup, [(net, eps * share) for net in nets for share in shares])
+    for net in nets:
+        other = next(one for one in nets if one.row != net.row and one.seed == net.seed)
+        results.append(audited(setup, net, other, eps, setup.images(AUDITED)))
+    return results

@@ -3,8 +3,8 @@
     build("results", "report.html")
 
 `entries.py` puts results in the page's order; `tables.py`, `summary.py` and `gallery.py` make plain records of them,
-`figures.py` draws, `page.html` sets them out. Whatever a result file holds is text to the page: the template escapes
-it, and the page's security policy runs no script but its own.
+`figures.py` draws, `glossary.py` defines abbreviations, `page.html` is the layout. Whatever a result file holds is text
+to the page: the template escapes it, and the page's security policy runs no script but its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any
 from mmlda._utils.files import write_whole
 from mmlda.report import figures, gallery, summary, tables
 from mmlda.report.entries import Entry, fixed, grouped, notes_of, number, of_kind, percent
-from mmlda.results import Result, result_files
+from mmlda.report.glossary import Glossary
+from mmlda.results import find_results
 
 __all__ = ["build"]
 
@@ -57,23 +58,22 @@ def build(results: str | Path, out: str | Path, *, title: str | None = None) -> 
     Args:
         results: folder of result files; a ValueError where it has none.
         out: the HTML file, written whole or not at all.
-        title: of the page.
+        title: of the page; by default the networks and datasets, or that of the paper’s page.
     """
     entries = load(results)
-    return write_whole(out, render(entries, title or TITLE).encode("utf-8", "replace"))
+    return write_whole(out, render(entries, title).encode("utf-8", "replace"))
 
 
 def load(folder: str | Path) -> list[Entry]:
-    """The results, numbered in the order of their paths, each with the folder it lies in."""
-    entries: list[Entry] = []
-    for path in result_files(folder):
-        entries.append(Entry(len(entries), Result.load(path), path.parent))
+    """The results, numbered in the order of their names."""
+    found = find_results(folder).items()
+    entries = [Entry(number, result, Path(folder), file) for number, (file, result) in enumerate(found)]
     if not entries:
         raise ValueError(f"results must be a folder with result files, got {str(folder)!r} without any")
     return entries
 
 
-def render(entries: list[Entry], title: str) -> str:
+def render(entries: list[Entry], title: str | None = None) -> str:
     """The page as text."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
@@ -86,27 +86,33 @@ def render(entries: list[Entry], title: str) -> str:
     # Runs by its hash: a script that came in with a result would not, even if one slipped through the escaping.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     found = summary.verdicts(entries)
-    told = summary.told(found)
-    others = [verdict.entry for verdict in found if verdict not in told]
-    attacked = any(entry.result.kind in ("table2", "table3", "worst") for entry in entries)
+    audits = [(verdict, _audit(verdict.entry)) for verdict in found]
+    glossary = Glossary()
+    quoted = any(entry.result.paper is not None for entry in entries)
     return environment.get_template("page.html").render(
-        title=title,
+        title=title or (TITLE if quoted else summary.title(entries)),
         style=Markup((here / "page.css").read_text(encoding="utf-8")),
         script=Markup(script),
         script_hash=digest,
         count=len(entries),
-        headline=summary.headline(found),
-        unjudged=attacked and not found,
-        verdicts=[(verdict, _audit(verdict.entry)) for verdict in told],
-        others=len(others),
+        beside=any(entry.paper is not None for entry in entries),
+        headline=summary.headline(entries, found),
+        unjudged=not found and any(entry.result.attack for entry in entries),
+        curve=_curves(entries),
+        glance=_compared(entries),
+        cards=summary.cards(found),
+        audits=audits,
         claims=summary.claims(entries),
         groups=summary.key_numbers(entries),
         scale=summary.scale(entries),
-        tables=[*tables.tables(entries), *tables.audited(others)],
-        figures=[*_compared(entries), *_latent(entries), *_biased(entries), *_chosen(entries), *_theory(entries)],
+        tables=tables.tables(entries),
+        figures=[*_latent(entries), *_biased(entries), *_chosen(entries), *_theory(entries)],
         panels=gallery.panels(entries),
         picture_notes=notes_of(of_kind(entries, "fig4")),
         sources=summary.sources(entries),
+        unplaced=partial(summary.unplaced, entries),
+        define=glossary.define,
+        glossary=glossary.all,
         provenance=summary.provenance(entries),
     )
 
@@ -123,42 +129,50 @@ def _drawn(entries: list[Entry], key: str, draw: Callable[[str], str], label: st
     return Plot(Markup(svg), label, caption, tuple(entry.id for entry in entries))
 
 
+def _figure(
+    key: str, title: str, about: str, plots: list[Plot], findings: list[str], found: list[Entry]
+) -> list[Figure]:
+    """A figure with drawings; none without."""
+    return [Figure(key, title, about, plots, findings, notes_of(found))] if plots else []
+
+
+def _found(entries: list[Entry], *names: str) -> list[str]:
+    """What was found on some claims, in words."""
+    claims = [e for e in of_kind(entries, "claim") if e.result.claim in names]
+    return [f"{e.data}: {str(e.result.what).rstrip('.')}." for e in claims]
+
+
 def _audit(entry: Entry) -> list[Plot]:
     """The drawings of an audit, those that it has the numbers for."""
-    where = f"{entry.model} on {entry.data}" if entry.model else entry.data
-    bars, line, gap = (entry.result.series.get(name) for name in ("accuracies", "curve", "gaps"))
-    plots = []
-    if bars:
-        plots.append(
-            _drawn(
-                [entry],
-                "bars",
-                lambda prefix: figures.accuracies(bars, entry.model, prefix),
-                f"Bar chart: accuracy of {where} by loss and surface",
-                "Accuracy by attack",
-            )
-        )
-    if line:
-        plots.append(
+    where, series, made = f"{entry.model} on {entry.data}" if entry.model else entry.data, entry.result.series, []
+    if rows := series.get("accuracies"):
+        label = f"Bar chart: accuracy of {where} by loss and surface"
+        draw = partial(figures.accuracies, rows, entry.model)
+        made.append(_drawn([entry], "accuracies", draw, label, "Accuracy by attack"))
+    if line := series.get("curve"):
+        label = f"Line chart: accuracy of {where} by perturbation"
+        made.append(
             _drawn(
                 [entry],
                 "curve",
-                lambda prefix: figures.curve(line["eps"], line["accuracy"], entry.model, prefix),
-                f"Line chart: accuracy of {where} by perturbation",
+                lambda k: figures.robustness([(entry.model, tables.points(line), {})], k),
+                label,
                 "Accuracy by perturbation",
             )
         )
-    if gap:
-        plots.append(
-            _drawn(
-                [entry],
-                "gaps",
-                lambda prefix: figures.gaps(gap["edges"], gap["counts"], entry.model, prefix),
-                f"Histogram: gap between the two largest logits of {where}",
-                "Logit gaps",
-            )
-        )
-    return plots
+    return made
+
+
+def _curves(entries: list[Entry]) -> list[Figure]:
+    """Accuracy against the perturbation, dataset by dataset."""
+    attack, found = tables.curves(entries)
+    plots = []
+    for data, lines in found.items():
+        ids = {k for line in lines for k in line.ids}
+        draw = partial(figures.robustness, [(line.model, line.ours, line.paper) for line in lines])
+        label = f"Line chart: accuracy on {data} under {attack} against the perturbation, by network"
+        plots.append(_drawn([e for e in entries if e.id in ids], "robustness", draw, label, f"{data}, under {attack}."))
+    return _figure("robustness", "Accuracy against the perturbation", "", plots, [], [])
 
 
 def _compared(entries: list[Entry]) -> list[Figure]:
@@ -169,8 +183,11 @@ def _compared(entries: list[Entry]) -> list[Figure]:
         label = f"Dot plot: accuracy of {model} on {data} under attack, ours and the paper’s"
         draw = partial(figures.compared, [row[:3] for row in rows], model)
         plots.append(_drawn([e for e in entries if e.id in ids], "compared", draw, label, f"{data} · {model}"))
-    about = "Each attack’s accuracy in our hands and in the paper’s: where the two part, the table was not reproduced."
-    return [Figure("table2-drawn", "Table 2 at a glance", about, plots, [], [])] if plots else []
+    about = (
+        "Accuracy under each attack and ε, in the paper and in our runs. Several dots of ours are readings of what the "
+    )
+    about += "paper leaves open."
+    return _figure("table2-drawn", "Table 2 at a glance", about, plots, [], [])
 
 
 def _latent(entries: list[Entry]) -> list[Figure]:
@@ -178,46 +195,28 @@ def _latent(entries: list[Entry]) -> list[Figure]:
     found = [e for e in of_kind(entries, "fig2") if e.result.series.get("x")]
     plots = []
     for e in found:
-        score = e.value
-        caption = f"{e.data} · {e.model}" + (f", silhouette {fixed(score, 2)}" if score is not None else "")
+        caption = f"{e.data} · {e.model}" + (f", silhouette {fixed(e.value, 2)}" if e.value is not None else "")
         label = f"Scatter plot: latent features of {e.model} on {e.data}, a colour a class"
         plots.append(_drawn([e], "latent", partial(figures.latent, e.result.series), label, caption))
     about = "Features of test images in two dimensions (t-SNE); each class’s number stands at its median."
-    findings = _found(entries, "fig2", "latent")
-    return [Figure("fig2", "Figure 2. Latent features", about, plots, findings, notes_of(found))] if plots else []
-
-
-def _found(entries: list[Entry], *names: str) -> list[str]:
-    """What was found on some claims, in words."""
-    claims = [e for e in of_kind(entries, "claim") if e.result.claim in names]
-    return [f"{e.data}: {str(e.result.what).rstrip('.')}." for e in claims]
+    return _figure("fig2", "Figure 2. Latent features", about, plots, _found(entries, "fig2", "latent"), found)
 
 
 def _biased(entries: list[Entry]) -> list[Figure]:
     """Fig. 3."""
     found = of_kind(entries, "fig3")
     plots = []
-    for data, group in grouped(found, lambda e: e.data).items():
-        sets = sorted((e for e in group if e.value is not None), key=_set_order)
-        values = {
-            model: {
-                name: sum(e.value or 0.0 for e in same) / len(same)
-                for name, same in grouped([e for e in sets if e.model == model], lambda e: e.at("set")).items()
-            }
-            for model in dict.fromkeys(e.model for e in group)
-        }
-        families = {e.at("set"): e.at("family") for e in sets}
-        if sets:
-            label = f"Dot plot: accuracy on the class-biased sets of {data}, by network"
-            plots.append(_drawn(sets, "biased", partial(figures.biased, values, families), label, data))
-    about = "Accuracy where classes are unequally frequent in training and testing: BP1 graded, BP2 one class ahead."
+    for data, group in grouped([e for e in found if e.value is not None], lambda e: e.data).items():
+        group.sort(key=lambda e: (e.at("family"), number(e.result.cell.get("index")) or 0.0))
+        values: dict[str, dict[str, float]] = {e.model: {} for e in of_kind(group, "fig3")}
+        for (model, name), same in grouped(group, lambda e: (e.model, e.at("set"))).items():
+            values[model][name] = sum(e.value or 0.0 for e in same) / len(same)
+        families = {e.at("set"): e.at("family") for e in group}
+        label = f"Dot plot: accuracy on the class-biased sets of {data}, by network"
+        plots.append(_drawn(group, "biased", partial(figures.biased, values, families), label, data))
+    about = "Accuracy where classes are unequally frequent in training and testing."
     findings = _found(entries, "fig3", "fig3-recipe", "priors")
-    made = Figure("fig3", "Figure 3. Class-biased data", about, plots, findings, notes_of(found))
-    return [made] if plots else []
-
-
-def _set_order(entry: Entry) -> tuple[str, float]:
-    return entry.at("family"), number(entry.result.cell.get("index")) or 0.0
+    return _figure("fig3", "Figure 3. Class-biased data", about, plots, findings, found)
 
 
 def _chosen(entries: list[Entry]) -> list[Figure]:
@@ -226,20 +225,20 @@ def _chosen(entries: list[Entry]) -> list[Figure]:
     best = {e.data: e.value for e in of_kind(entries, "claim") if e.result.claim == "fig5"}
     plots = []
     for data, group in grouped(found, lambda e: e.data).items():
-        points = [e for e in group if None not in (number(e.result.cell.get("log10_C")), e.value)]
-        points.sort(key=lambda e: float(e.result.cell["log10_C"]))
+        points = [
+            (c, e) for e in group if (c := number(e.result.cell.get("log10_C"))) is not None and e.value is not None
+        ]
+        points.sort(key=lambda point: point[0])
         if points:
-            x = [float(e.result.cell["log10_C"]) for e in points]
-            y = [e.value or 0.0 for e in points]
-            spread = [percent(number(e.result.numbers.get("std")) or 0.0) for e in points]
+            x, each = [c for c, _ in points], [e for _, e in points]
+            spread = [percent(number(e.result.numbers.get("std")) or 0.0) for e in each]
             label = f"Line chart: cross-validated error on {data} against log10 of C"
-            draw = partial(figures.cross_validation, x, y, spread, best.get(data))
-            plots.append(_drawn(points, "folds", draw, label, data))
+            draw = partial(figures.cross_validation, x, [e.value or 0.0 for e in each], spread, best.get(data))
+            plots.append(_drawn(each, "folds", draw, label, data))
     about = (
         "Cross-validated error of MM-LDA against C, the squared norm of its means; the band is a standard deviation."
     )
-    made = Figure("fig5", "Figure 5. The choice of C", about, plots, _found(entries, "fig5"), notes_of(found))
-    return [made] if plots else []
+    return _figure("fig5", "Figure 5. The choice of C", about, plots, _found(entries, "fig5"), found)
 
 
 def _theory(entries: list[Entry]) -> list[Figure]:
@@ -254,4 +253,4 @@ def _theory(entries: list[Entry]) -> list[Figure]:
             label = f"Line chart: {name or 'theory'}"
             plots.append(_drawn([e], f"theory{k}", partial(figures.curves, lines), label, name))
     about = "Expected distance to the boundary, robustness and its bound, as the theorems give them."
-    return [Figure("theory", "Theory", about, plots, [], notes_of(found))] if plots else []
+    return _figure("theory", "Theory", about, plots, [], found)

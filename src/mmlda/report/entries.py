@@ -10,37 +10,22 @@ from typing import Any
 
 from mmlda.results import HEADS, Result, label
 
-__all__ = [
-    "Entry",
-    "by_attack",
-    "by_data",
-    "by_model",
-    "fixed",
-    "grouped",
-    "notes_of",
-    "number",
-    "of_kind",
-    "percent",
-    "plain",
-    "rank",
-    "size",
-]
-
 DATA = {"digits": "digits", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
-MODELS = ("SR", "SR (Adam)", "SR + SAT", "SR + HAT", "MM-LDA", "MM-LDA (Adam)", "MM-LDA, true priors",
-          "SR, MM-LDA's recipe")  # fmt: skip
+MODELS = ["SR", "SR (Adam)", "SR + SAT", "SR + HAT", "MM-LDA", "MM-LDA (Adam)", "MM-LDA, true priors"]
+MODELS += ["SR, MM-LDA's recipe"]
 ATTACKS = ("", "FGSM", "BIM", "ILCM", "JSMA")
-ATTACK_WORDS = {"CarliniWagner": "C&W"}
+ATTACK_WORDS = {"CarliniWagner": "C&W", "WorstCase": "worst case"}
 UNITS = {"share": "%", "share difference": "points"}  # of a file, and of what is printed
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A result, the number the page knows it by, and the folder its outcomes lie in."""
+    """A result, the number the page knows it by, the folder that was read, and the file in it."""
 
     id: int
     result: Result
     folder: Path
+    file: str
 
     def at(self, key: str) -> str:
         """A further coordinate, in words: a cell may hold anything."""

@@ -19,26 +19,24 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["accuracies", "biased", "compared", "cross_validation", "curve", "curves", "gaps", "latent"]
-
 WIDTH, HEIGHT = 350.0, 246.0  # in CSS pixels at scale 1
 INK, MUTED, RULE, PAPER = "#010101", "#010102", "#010103", "#010104"
 SERIES = [f"#0200{k:02x}" for k in range(6)]
 CLASSES = [f"#0300{k:02x}" for k in range(10)]
-THEME = {INK: "currentColor", MUTED: "var(--muted)", RULE: "var(--rule)", PAPER: "var(--paper)",
-         **{colour: f"var(--s{k})" for k, colour in enumerate(SERIES)},
-         **{colour: f"var(--k{k})" for k, colour in enumerate(CLASSES)}}  # fmt: skip
-MODEL_COLOURS = {"SR": SERIES[0], "MM-LDA": SERIES[1], "MM-LDA, true priors": SERIES[2]}
-STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none", "svg.hashsalt": "mmlda", "text.parse_math": False, "axes.unicode_minus": True,
-    "font.family": "DejaVu Sans", "font.size": 10.5, "axes.labelsize": 10.5,
-    "xtick.labelsize": 10.0, "ytick.labelsize": 10.0, "legend.fontsize": 10.0, "legend.frameon": False,
-    "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": MUTED, "xtick.color": MUTED, "ytick.color": MUTED,
-    "axes.linewidth": 0.8, "axes.spines.top": False, "axes.spines.right": False,
-    "axes.grid": True, "axes.axisbelow": True,
-    "grid.color": RULE, "grid.linewidth": 0.8, "lines.linewidth": 1.8, "lines.markersize": 4.5,
-    "xtick.major.size": 0.0, "ytick.major.size": 0.0, "xtick.minor.size": 0.0, "ytick.minor.size": 0.0,
-}  # fmt: skip
+THEME = {INK: "currentColor", MUTED: "var(--muted)", RULE: "var(--rule)", PAPER: "var(--paper)"}
+THEME |= {colour: f"var(--s{k})" for k, colour in enumerate(SERIES)}
+THEME |= {colour: f"var(--k{k})" for k, colour in enumerate(CLASSES)}
+MODEL_COLOURS = {"SR": SERIES[0], "MM-LDA": SERIES[1], "MM-LDA, true priors": SERIES[2], "SR + SAT": SERIES[2]}
+MODEL_COLOURS |= {"SR + HAT": SERIES[3], "MM-LDA (Adam)": SERIES[4]}
+STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "mmlda", "text.parse_math": False}
+STYLE |= {"axes.unicode_minus": True, "font.family": "DejaVu Sans", "legend.frameon": False, "axes.grid": True}
+STYLE |= {"axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False}
+STYLE |= dict.fromkeys(["font.size", "axes.labelsize"], 10.5)
+STYLE |= dict.fromkeys(["xtick.labelsize", "ytick.labelsize", "legend.fontsize"], 10.0)
+STYLE |= dict.fromkeys(["text.color", "axes.labelcolor"], INK)
+STYLE |= dict.fromkeys(["axes.edgecolor", "xtick.color", "ytick.color"], MUTED) | {"grid.color": RULE}
+STYLE |= {"axes.linewidth": 0.8, "grid.linewidth": 0.8, "lines.linewidth": 1.8, "lines.markersize": 4.5}
+STYLE |= {f"{axis}tick.{kind}.size": 0.0 for axis in "xy" for kind in ("major", "minor")}
 
 
 def latent(series: Mapping[str, Any], prefix: str) -> str:
@@ -58,8 +56,8 @@ def latent(series: Mapping[str, Any], prefix: str) -> str:
             # Lines of no length with round ends: a tenth of the bytes that a thousand markers take.
             path = Path(points, codes)
             path.should_simplify = False
-            ax.add_patch(PathPatch(path, fill=False, edgecolor=CLASSES[int(k) % 10], linewidth=4.0,
-                                   capstyle="round", alpha=0.85))  # fmt: skip
+            look: dict[str, Any] = {"edgecolor": CLASSES[int(k) % 10], "linewidth": 4.0, "alpha": 0.85}
+            ax.add_patch(PathPatch(path, fill=False, capstyle="round", **look))
         for cx, cy, k in series.get("centres") or []:
             disc = {"boxstyle": "circle,pad=0.2", "facecolor": PAPER, "edgecolor": RULE, "alpha": 0.92}
             at = (float(cx), float(cy))
@@ -80,9 +78,9 @@ def biased(values: Mapping[str, Mapping[str, float]], family: Mapping[str, str],
             there = [series[name] for series in values.values() if name in series]
             ax.plot([k, k], [min(there), max(there)], color=RULE, linewidth=2.2, zorder=1)
         for k, (model, series) in enumerate(values.items()):
-            ax.plot([at[name] for name in series], list(series.values()), linestyle="none", marker="osD^v"[k % 5],
-                    color=colour(model, k + 3), label=clip(model, 34),
-                    markersize=5.5, fillstyle="none" if k == 2 else "full")  # fmt: skip
+            look: dict[str, Any] = {"marker": "osD^v"[k % 5], "fillstyle": "none" if k == 2 else "full"}
+            look |= {"linestyle": "none", "markersize": 5.5, "color": colour(model, k + 3)}
+            ax.plot([at[name] for name in series], list(series.values()), label=clip(model, 34), **look)
         if len(sets) > 8:  # twenty names do not fit a phone: the family, under its middle
             places: dict[str, list[int]] = {}
             for name in sets:
@@ -100,8 +98,9 @@ def biased(values: Mapping[str, Mapping[str, float]], family: Mapping[str, str],
     return _panel(draw, prefix)
 
 
-def cross_validation(log10_c: Sequence[float], error: Sequence[float], std: Sequence[float], best: float | None,
-                     prefix: str) -> str:  # fmt: skip
+def cross_validation(
+    log10_c: Sequence[float], error: Sequence[float], std: Sequence[float], best: float | None, prefix: str
+) -> str:
     """Fig. 5: error against log10(C), with the standard deviation over the folds and the best C."""
 
     def draw(ax: Axes) -> None:
@@ -110,8 +109,8 @@ def cross_validation(log10_c: Sequence[float], error: Sequence[float], std: Sequ
         ax.plot(log10_c, error, color=SERIES[1], marker="o")
         if best is not None:
             ax.axvline(best, color=MUTED, linewidth=1.0, linestyle=(0, (3, 3)))
-            ax.annotate(f"best: {plain(best)}", (best, 1.0), xycoords=("data", "axes fraction"), xytext=(4, -10),
-                        textcoords="offset points", color=MUTED, fontsize=10)  # fmt: skip
+            place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+            ax.annotate(f"best: {plain(best)}", (best, 1.0), xytext=(4, -10), color=MUTED, fontsize=10, **place)
         ax.set(xlabel="log₁₀ C", ylabel="error, %")
         ax.set_ylim(bottom=max(0.0, float(low.min()) - 0.1 * float(np.ptp(error) or 1.0)))
 
@@ -122,9 +121,10 @@ def curves(lines: Sequence[Mapping[str, Any]], prefix: str) -> str:
     """The theory: named curves in one panel; an axis is logarithmic where it spans more than two decades."""
 
     def draw(ax: Axes) -> None:
+        styles: Any = ("-", (0, (5, 2)), (0, (2, 2)), (0, (6, 2, 1.5, 2)))
         for k, line in enumerate(lines):
-            ax.plot(line["x"], line["y"], color=SERIES[k % 6], label=clip(line.get("name", ""), 34),
-                    linestyle=("-", (0, (5, 2)), (0, (2, 2)), (0, (6, 2, 1.5, 2)))[k % 4])  # fmt: skip
+            name = clip(line.get("name", ""), 34)
+            ax.plot(line["x"], line["y"], color=SERIES[k % 6], label=name, linestyle=styles[k % 4])
         for key, axis in (("x", ax.xaxis), ("y", ax.yaxis)):
             values = [v for line in lines for v in line[key]]
             if min(values) > 0 and max(values) / min(values) > 100:
@@ -160,37 +160,41 @@ def accuracies(rows: Sequence[Mapping[str, Any]], model: str, prefix: str) -> st
     return _panel(draw, prefix, 30.0 * len(rows) + 14)
 
 
-def curve(eps: Sequence[float], accuracy: Sequence[float], model: str, prefix: str) -> str:
-    """Of an audit: accuracy against the size of the perturbation."""
+def robustness(lines: Sequence[tuple[str, Mapping[float, float], Mapping[float, float]]], prefix: str) -> str:
+    """Accuracy against the perturbation, a colour per network: ours as a line, the paper's dashed."""
 
     def draw(ax: Axes) -> None:
-        ax.plot(eps, [100 * share for share in accuracy], color=colour(model), marker="o", clip_on=False)
+        for k, (model, ours, paper) in enumerate(lines):
+            look: dict[str, Any] = {"color": colour(model, k + 2), "clip_on": False}
+            ax.plot(*zip(*sorted(ours.items())), label=clip(model, 24), marker="osD^v"[k % 5], **look)
+            if paper:
+                ring: dict[str, Any] = {"marker": "osD^v"[k % 5], "markerfacecolor": PAPER}
+                ax.plot(*zip(*sorted(paper.items())), linestyle=(0, (4, 2.5)), **ring, **look)
+        if any(paper for _, _, paper in lines):
+            ax.plot([], [], color=MUTED, label="ours")
+            ax.plot([], [], color=MUTED, linestyle=(0, (4, 2.5)), label="paper")
         ax.set(xlabel="perturbation ε", ylabel="accuracy, %", ylim=(0, 100), xlim=(0, None))
+        ticks = sorted({eps for _, ours, _ in lines for eps in ours})
+        if len(ticks) < 6:
+            ax.set_xticks(ticks, [plain(eps) for eps in ticks])
+        ax.tick_params(pad=6)  # room for markers at 0
+        if len(ax.lines) > 1:
+            _legend(ax)
 
     return _panel(draw, prefix)
 
 
-def gaps(edges: Sequence[float], counts: Sequence[float], model: str, prefix: str) -> str:
-    """Of an audit: how far the two largest logits are apart. Far to the right float32 gradients vanish."""
+def compared(rows: Sequence[tuple[str, Sequence[float], float]], model: str, prefix: str) -> str:
+    """Table 2 as a picture: our accuracies and the paper's, attack by attack: (words, ours, paper)."""
 
     def draw(ax: Axes) -> None:
-        ax.stairs(counts, edges, fill=True, color=colour(model), linewidth=0)
-        ax.set(xlabel="gap of the two largest logits", ylabel="images")
-        ax.grid(False, axis="x")
-
-    return _panel(draw, prefix)
-
-
-def compared(rows: Sequence[tuple[str, float, float]], model: str, prefix: str) -> str:
-    """Table 2 as a picture: ours and the paper's accuracy, attack by attack: (words, ours, paper)."""
-
-    def draw(ax: Axes) -> None:
-        ours, paper = [row[1] for row in rows], [row[2] for row in rows]
-        ax.hlines(range(len(rows)), np.minimum(ours, paper), np.maximum(ours, paper), color=RULE, linewidth=2.2)
-        ax.plot(paper, range(len(rows)), linestyle="none", marker="o", markersize=6.5, markerfacecolor=PAPER,
-                markeredgecolor=INK, markeredgewidth=1.2, label="paper", clip_on=False)  # fmt: skip
-        ax.plot(ours, range(len(rows)), linestyle="none", marker="o", markersize=6.5, color=colour(model), label="ours",
-                clip_on=False)  # fmt: skip
+        for k, (_, ours, paper) in enumerate(rows):
+            ax.plot([min(*ours, paper), max(*ours, paper)], [k, k], color=RULE, linewidth=2.2, zorder=1)
+        dots: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 6.0, "clip_on": False}
+        ring: dict[str, Any] = {"markerfacecolor": PAPER, "markeredgecolor": INK, "markeredgewidth": 1.2}
+        ours_at = [(value, k) for k, row in enumerate(rows) for value in row[1]]
+        ax.plot([row[2] for row in rows], range(len(rows)), label="paper", **dots, **ring)
+        ax.plot(*zip(*ours_at), label="ours", color=colour(model), **dots)
         ax.set_yticks(range(len(rows)), [clip(row[0], 34) for row in rows])
         ax.set(xlim=(0, 100), ylim=(len(rows) - 0.4, -0.6), xlabel="accuracy, %")
         ax.tick_params(axis="y", pad=8)  # room for a dot at 0
@@ -198,7 +202,7 @@ def compared(rows: Sequence[tuple[str, float, float]], model: str, prefix: str) 
         ax.spines["left"].set_visible(False)
         _legend(ax)
 
-    return _panel(draw, prefix, 17.0 * len(rows) + 60)
+    return _panel(draw, prefix, 17.0 * len(rows) + 60, width=290.0)
 
 
 def colour(model: str, otherwise: int = 1) -> str:
@@ -233,18 +237,18 @@ def _legend(ax: Axes) -> None:
     """Above the axes, where it covers nothing."""
     lengths = [len(label) for label in ax.get_legend_handles_labels()[1]]
     columns = 3 if sum(lengths) < 44 else 2 if max(lengths) < 22 else 1
-    ax.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=columns, borderaxespad=0.2, handlelength=1.6,
-              columnspacing=1.2)  # fmt: skip
+    space = {"borderaxespad": 0.2, "handlelength": 1.6, "columnspacing": 1.2}
+    ax.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=columns, **space)
 
 
-def _panel(draw: Any, prefix: str, height: float = HEIGHT) -> str:
+def _panel(draw: Any, prefix: str, height: float = HEIGHT, width: float = WIDTH) -> str:
     """One pair of axes, drawn and made ready for a page."""
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*[Gg]lyph")  # only measured here: the reader's fonts draw it
-        figure = Figure(figsize=(WIDTH / 72, height / 72), layout="constrained")
+        figure = Figure(figsize=(width / 72, height / 72), layout="constrained")
         draw(figure.add_subplot())
         return _inline(figure, prefix)
 
@@ -252,8 +256,8 @@ def _panel(draw: Any, prefix: str, height: float = HEIGHT) -> str:
 def _inline(figure: Figure, prefix: str) -> str:
     """The figure as an `<svg>` for use inside HTML: own ids, the page's colours and fonts, short numbers."""
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", transparent=True,
-                   metadata={"Date": None, "Creator": None, "Format": None, "Type": None})  # fmt: skip
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
     text = buffer.getvalue()
     view = re.search(r'viewBox="([^"]*)"', text)
     body = text[text.index(">", text.index("<svg")) + 1 : text.rindex("</svg>")]

@@ -11,8 +11,6 @@ import numpy as np
 
 from mmlda.report.entries import Entry, by_data, by_model, fixed, of_kind
 
-__all__ = ["Panel", "Picture", "panels"]
-
 MOST = 12  # pictures a panel
 
 
@@ -46,7 +44,7 @@ def panels(entries: list[Entry]) -> list[Panel]:
     found = sorted(of_kind(entries, "fig4"), key=lambda e: (by_data(e.data), by_model(e.model), e.id))
     for entry in found:
         about = entry.result.outcomes
-        if about is None or not (entry.folder / str(about.get("file", ""))).is_file():
+        if about is None or not (entry.folder / str(about.get("file", "")).partition("#")[0]).is_file():
             continue  # the images were left behind; the number stands without them
         pictures, count, gain = _pictures(entry)
         if not pictures:

@@ -47,6 +47,20 @@
     });
   }
 
+  // Tables wider than their place say that they scroll, until their end is in sight.
+  for (const box of document.querySelectorAll(".scroll")) {
+    const look = () => {
+      const rest = box.scrollWidth - box.clientWidth;
+      box.classList.toggle("wide", rest > 1);
+      box.classList.toggle("end", box.scrollLeft >= rest - 1);
+    };
+    box.addEventListener("scroll", look, { passive: true });
+    new ResizeObserver(look).observe(box);
+  }
+
+  // On paper nothing is folded.
+  addEventListener("beforeprint", () => { for (const fold of document.querySelectorAll("details")) fold.open = true; });
+
   // Gallery: tabs, with the arrow keys.
   const tabs = [...document.querySelectorAll("[role=tab]")];
   const show = (tab, focus) => {

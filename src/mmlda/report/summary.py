@@ -3,66 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 from mmlda.report.entries import Entry, by_data, fixed, grouped, number, of_kind, percent, plain, rank, size
-from mmlda.report.tables import Cell, agreement, ours, papers
+from mmlda.report.tables import Cell, agreement, evaluated, mean_number, ours, papers
 
-__all__ = [
-    "Claim",
-    "Evidence",
-    "Finding",
-    "Group",
-    "Tile",
-    "Verdict",
-    "claims",
-    "headline",
-    "key_numbers",
-    "provenance",
-    "scale",
-    "sources",
-    "verdicts",
-]
-
-TITLES = {
-    "table1": "Table 1",
-    "table2": "Table 2",
-    "table3": "Table 3",
-    "worst": "Worst case",
-    "fig2": "Figure 2",
-    "fig3": "Figure 3",
-    "fig4": "Figure 4",
-    "fig5": "Figure 5",
-    "theory": "Theory",
-    "audit": "Audit",
-    "evaluation": "Evaluation",
-    "claim": "Claims",
-}
-# Where the paper makes a claim.
-CLAIMED = {
-    "table1": "table1",
-    "adam": "table1",
-    "table2": "table2",
-    "table3": "table3",
-    "success": "table3",
-    "suspects": "table2",
-    "fig2": "fig2",
-    "latent": "fig2",
-    "fig3": "fig3",
-    "fig3-recipe": "fig3",
-    "priors": "fig3",
-    "fig4": "fig4",
-    "fig5": "fig5",
-}
+TITLES = {f"table{k}": f"Table {k}" for k in (1, 2, 3)} | {"worst": "Worst case"}
+TITLES |= {f"fig{k}": f"Figure {k}" for k in (2, 3, 4, 5)}
+TITLES |= {"theory": "Theory", "audit": "Audit", "evaluation": "Evaluation", "claim": "Claims"}
+# Where the paper makes claims that are not named after their place.
+CLAIMED = {"adam": "table1", "success": "table3", "suspects": "table2", "latent": "fig2"}
+CLAIMED |= {"fig3-recipe": "fig3", "priors": "fig3"}
 MOST = 8  # lines of each kind of source
-TONES = {"real": "good", "none": "bad", "masked": "bad", "mixed": "open"}
-PHRASES = {
-    "real": "{who}’s robustness is real on {where}",
-    "none": "{who} has no robustness on {where}",
-    "masked": "{who} only looks robust on {where}, where its gradients are masked",
-    "mixed": "the evidence on {who} is mixed on {where}",
+# An audit's verdict in plain words, its colour, and what the headline says; the order is that of the cards.
+VERDICTS = {
+    "real": ("robust", "good", "is robust on"),
+    "masked": ("only looks robust", "bad", "only looks robust on"),
+    "mixed": ("undecided", "open", "may or may not be robust on"),
+    "none": ("not robust", "bad", "is not robust on"),
 }
 TABLE_CLAIMS = {
     "table1": "Each test error in the paper’s table is reproduced, by every seed and recipe.",
@@ -70,9 +31,6 @@ TABLE_CLAIMS = {
     "leaves open.",
     "table3": "Each C&W distortion in the paper’s table is reproduced, in every reading of what the paper leaves open.",
 }
-
-
-MANY = 8  # verdicts: more are not told one by one
 
 
 @dataclass(frozen=True)
@@ -87,26 +45,32 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Verdict:
-    """An audit: its word, its sentence, and what they rest on."""
+    """An audit: the perturbation, its verdict in plain words, and the tests behind it."""
 
     entry: Entry
-    data: str
-    model: str
     eps: str
     word: str
     tone: str
-    sentence: str
     evidence: list[Evidence]
 
 
 @dataclass(frozen=True)
+class Card:
+    """The networks with one verdict on one dataset; each with its accuracy clean, under standard and all attacks."""
+
+    where: str
+    word: str
+    tone: str
+    rows: list[tuple[Verdict, list[Cell]]]
+
+
+@dataclass(frozen=True)
 class Finding:
-    """Whether a claim holds in one place, what was found there, and by which rule it was judged."""
+    """Whether a claim holds in one place, and what was found there."""
 
     where: str
     holds: bool | None
     words: str
-    rule: str
     ids: tuple[int, ...]
     judged: bool = True  # False for an answer to a question of ours
 
@@ -118,6 +82,15 @@ class Claim:
     part: str
     sentence: str
     findings: list[Finding]
+    rules: list[str]
+
+    @property
+    def outcomes(self) -> dict[str, dict[tuple[bool | None, bool], None]]:
+        """Whether it holds and was judged, each once, by place."""
+        made: dict[str, dict[tuple[bool | None, bool], None]] = {}
+        for f in self.findings:
+            made.setdefault(f.where, {})[f.holds, f.judged] = None
+        return made
 
 
 @dataclass(frozen=True)
@@ -126,46 +99,30 @@ class Tile:
 
     label: str
     cell: Cell
-    unit: str
     beside: str
-
-
-@dataclass(frozen=True)
-class Group:
-    """The key numbers of one data set."""
-
-    title: str
-    tiles: list[Tile]
 
 
 def verdicts(entries: list[Entry]) -> list[Verdict]:
     """The audits, in the page's order."""
     made = []
     for entry in of_kind(entries, "audit"):
-        word = str(entry.result.value)
-        eps = size(entry.eps) if entry.eps is not None else ""
-        made.append(
-            Verdict(
-                entry,
-                entry.data,
-                entry.model,
-                eps,
-                word,
-                TONES.get(word, "open"),
-                str(entry.result.what),
-                _evidence(entry),
-            )
-        )
+        value, eps = str(entry.result.value), size(entry.eps) if entry.eps is not None else ""
+        word, tone, _ = VERDICTS.get(value, (value, "open", ""))
+        made.append(Verdict(entry, eps, word, tone, _evidence(entry)))
     return made
 
 
-def told(found: list[Verdict]) -> list[Verdict]:
-    """The verdicts that are told one by one: all, or where they are many those of networks trained as usual.
-
-    The others, of networks trained on adversarial examples, are a table's.
-    """
-    usual = [v for v in found if not (v.entry.result.recipe_settings or {}).get("adversary")]
-    return usual if usual and len(found) > MANY else found
+def cards(found: list[Verdict]) -> list[Card]:
+    """All verdicts, robust networks first, dataset by dataset."""
+    order = rank([word for word, _, _ in VERDICTS.values()])
+    groups: dict[tuple[str, str], list[Verdict]] = {}
+    for v in sorted(found, key=lambda v: (by_data(v.entry.data), order(v.word), v.entry.eps or 0.0)):
+        groups.setdefault((f"{v.entry.data}, ε = {v.eps}" if v.eps else v.entry.data, v.word), []).append(v)
+    shown = ("clean_accuracy", "standard_accuracy", "worst_accuracy")
+    return [
+        Card(where, word, each[0].tone, [(v, [mean_number([v.entry], name, 1, 100.0) for name in shown]) for v in each])
+        for (where, word), each in groups.items()
+    ]
 
 
 def _evidence(entry: Entry) -> list[Evidence]:
@@ -176,15 +133,9 @@ def _evidence(entry: Entry) -> list[Evidence]:
             raise ValueError(f"{entry.result.name}: evidence holds {item!r}, expected a record of a test")
         value, limit = (_printed(item.get(key), item.get("unit")) for key in ("value", "limit"))
         both = f"{plain(value)} (limit {plain(limit)})" if limit is not None else plain(value)
-        passed = item.get("passed")
-        made.append(
-            Evidence(
-                str(item.get("test", "")),
-                str(item.get("words", "")),
-                both if value is not None else "",
-                passed if isinstance(passed, bool) else None,
-            )
-        )
+        passed = item["passed"] if isinstance(item.get("passed"), bool) else None
+        words = str(item.get("words", ""))
+        made.append(Evidence(str(item.get("test", "")), words, both if value is not None else "", passed))
     return made
 
 
@@ -194,23 +145,25 @@ def _printed(value: Any, unit: Any) -> float | None:
     return percent(found) if found is not None and unit == "share" else found
 
 
-def headline(found: list[Verdict]) -> str:
-    """The verdicts in a sentence: about MM-LDA, which the paper is about, where there is an audit of it."""
-    focus = [v for v in found if v.entry.result.head == "mmlda" and "variant" not in v.entry.result.cell] or found
-    places: dict[tuple[str, str], list[str]] = {}
+def title(entries: list[Entry]) -> str:
+    """Of a page without numbers of the paper: which networks were measured on what."""
+    models, data = (list(dict.fromkeys(w for w in words if w)) for words in zip(*((e.model, e.data) for e in entries)))
+    who = _listed(models) if 0 < len(models) < 3 else f"{len(models)} networks" if models else "Results"
+    return f"{who} on {_listed(data)}" if 0 < len(data) < 4 else who
+
+
+def headline(entries: list[Entry], found: list[Verdict]) -> str:
+    """The verdicts in a sentence, on MM-LDA where it was audited; without audits, accuracy clean and under attack."""
+    focus = [v for v in found if v.entry.plain_head == "mmlda"] or found
+    places: dict[tuple[str, str], dict[str, None]] = {}  # where, each once
     for v in focus:
-        where = f"{v.data} at ε = {v.eps}" if v.eps else v.data
-        here = places.setdefault((v.model or "the network", v.word), [])
-        if where not in here:
-            here.append(where)
-    said = []
-    for (model, word), sites in places.items():
-        phrase = PHRASES.get(word)
-        said.append(
-            phrase.format(who=model, where=_listed(sites)) if phrase else f"{model} on {_listed(sites)}: {word}"
-        )
-    text = "; ".join(said).replace("-", "\u2011")  # MM-LDA and CIFAR-10 stay in one piece
-    return text[:1].upper() + text[1:] + "." if text else ""
+        where = f"{v.entry.data} at ε = {v.eps}" if v.eps else v.entry.data
+        places.setdefault((v.entry.model or "The network", str(v.entry.result.value)), {})[where] = None
+    unknown = ("", "", "is neither robust nor broken on")
+    said = [f"{who} {VERDICTS.get(v, unknown)[2]} {_listed(list(sites))}." for (who, v), sites in places.items()]
+    if not found:
+        said = [f"{tile.label}: {tile.cell.text}%." for _, tiles in key_numbers(entries) for tile in tiles[:2]]
+    return " ".join(said).replace("-", "\u2011")  # MM-LDA and CIFAR-10 stay in one piece
 
 
 def _listed(names: list[str]) -> str:
@@ -228,15 +181,26 @@ def claims(entries: list[Entry]) -> list[Claim]:
     for kind, part in TITLES.items():
         here = of_kind(entries, kind)
         said = [e for e in here if kind != "claim" and isinstance(e.result.paper, str) and e.result.paper]
-        said += [e for e in of_kind(entries, "claim") if CLAIMED.get(e.result.claim, "claim") == kind]
+        said += [e for e in of_kind(entries, "claim") if _claimed(e) == kind]
         for sentence, group in grouped(said, lambda e: str(e.result.paper)).items():
-            made.append(Claim(part, sentence, [_finding(e) for e in group]))
+            made.append(Claim(part, sentence, [_finding(e) for e in group], _rules(group)))
         if kind in TABLE_CLAIMS:
             counted = [e for e in here if e.paper is not None]
             findings = [_tally(data, group) for data, group in grouped(counted, lambda e: e.data).items()]
             if findings:
-                made.append(Claim(part, TABLE_CLAIMS[kind], findings))
+                made.append(Claim(part, TABLE_CLAIMS[kind], findings, _rules(counted)))
     return made
+
+
+def _claimed(entry: Entry) -> str:
+    """The kind of results that a claim is about."""
+    name = str(entry.result.claim)
+    return CLAIMED.get(name, name if name in TITLES else "claim")
+
+
+def _rules(entries: list[Entry]) -> list[str]:
+    """The rules that findings were judged by, each once."""
+    return list(dict.fromkeys(rule for e in entries if (rule := str(e.result.series.get("rule", "")))))
 
 
 def _finding(entry: Entry) -> Finding:
@@ -248,7 +212,7 @@ def _finding(entry: Entry) -> Finding:
         text += f": {plain(value)}{_unit(entry.unit)}"
     holds = result.holds if isinstance(result.holds, bool) else None
     judged = result.claim != "suspects"
-    return Finding(where, holds, text + ".", str(result.series.get("rule", "")), (entry.id,), judged)
+    return Finding(where, holds, text + ".", (entry.id,), judged)
 
 
 def _unit(unit: str) -> str:
@@ -264,60 +228,87 @@ def _tally(data: str, group: list[Entry]) -> Finding:
     if apart:
         said.append(f"the largest difference is {fixed(max(apart, key=abs), 2, sign=True)}")
     text = "; ".join(word[:1].lower() + word[1:] for word in said if word)
-    rules = {str(e.result.series.get("rule", "")) for e in group}
-    return Finding(data, holds, text[:1].upper() + text[1:] + ".", ", ".join(sorted(rules)), tuple(e.id for e in group))
+    return Finding(data, holds, text[:1].upper() + text[1:] + ".", tuple(e.id for e in group))
 
 
-def key_numbers(entries: list[Entry]) -> list[Group]:
-    """A handful of numbers a data set: those of MM-LDA, or of the first network where it is not there."""
+# The kinds of the paper's results with a key number: in words, the digits and the unit.
+KEY_NUMBERS = {
+    "table1": ("clean test error", 2),
+    "table2": ("accuracy under {attack}, ε\u00a0=\u00a0{eps}", 1),
+    "worst": ("accuracy in the worst case, ε\u00a0=\u00a0{eps}", 1),
+}
+
+
+def key_numbers(entries: list[Entry]) -> list[tuple[str, list[Tile]]]:
+    """For each dataset: MM-LDA in the paper's tables, and every evaluated network, clean and at its worst."""
     made = []
     for data in sorted({e.data for e in entries if e.data}, key=by_data):
-        tiles: list[Tile] = []
         here = [e for e in entries if e.data == data]
-        for kind, label, digits, unit in (
-            ("table1", "Test error", 2, "%"),
-            ("table2", "Accuracy under {attack}, ε\u00a0=\u00a0{eps}", 1, "%"),
-            ("worst", "Accuracy in the worst case, ε\u00a0=\u00a0{eps}", 1, "%"),
-            ("table3", "Mean distortion under C&W", 2, ""),
-            ("fig4", "Semantic noises", 1, "%"),
-            ("evaluation", "Accuracy", 1, "%"),
-        ):
-            if kind == "evaluation" and tiles:
-                continue
-            chosen = _representative(of_kind(here, kind))
-            if not chosen:
-                continue
-            cell = ours(chosen, digits)
-            others = [e for e in of_kind(here, kind) if e.plain_head == "softmax" and _place(e) == _place(chosen[0])]
-            paper = papers(chosen)
-            said = [
-                f"paper {fixed(paper, digits)}" if paper is not None else "",
-                f"SR {ours(others, digits).text}" if others and chosen[0].plain_head != "softmax" else "",
-            ]
-            name = label.format(attack=chosen[0].attack, eps=size(chosen[0].eps))
-            title = f"{chosen[0].model}: {name[:1].lower()}{name[1:]}" if chosen[0].model else name
-            aside = " · ".join(word for word in said if word)
-            tiles.append(Tile(title, cell, unit if cell.sort is not None else "", aside))
-        best = [e for e in of_kind(here, "claim") if e.result.claim == "fig5"]
-        if best:
-            tiles.append(Tile("MM-LDA: best log₁₀ C", ours(best, 1), "", ""))
+        tiles = [tile for kind in KEY_NUMBERS for tile in _tiles(here, kind)] + _evaluated(here)
         if tiles:
-            made.append(Group(data, tiles))
+            made.append((data, tiles))
     return made
+
+
+def _tiles(entries: list[Entry], kind: str) -> list[Tile]:
+    """The key number of a table, with the paper's and SR's beside it; none where there are no results."""
+    found = of_kind(entries, kind)
+    if not (chosen := _representative(found, [{e.eps for e in of_kind(entries, k)} for k in ("audit", "table2")])):
+        return []
+    words, digits = KEY_NUMBERS[kind]
+    cell, paper, first = ours(chosen, digits), papers(chosen), chosen[0]
+    others = [e for e in found if e.plain_head == "softmax" != first.plain_head and _place(e) == _place(first)]
+    said = [f"paper {fixed(paper, digits)}"] if paper is not None else []
+    said += [f"SR {ours(others, digits).text}"] if others else []
+    name = words.format(attack=first.attack, eps=size(first.eps))
+    return [Tile(_named(first, name), cell, " · ".join(said))]
+
+
+def _evaluated(entries: list[Entry]) -> list[Tile]:
+    """For each network that was evaluated: clean accuracy, and the lowest under an attack, by its name."""
+    made = []
+    for group in grouped(of_kind(entries, "evaluation"), lambda e: e.model).values():
+        clean = [e for e in group if not e.attack]
+        before = ours(clean) if clean else mean_number(group, "clean_accuracy", 1, 100.0)
+        made += [Tile(_named(group[0], "clean accuracy"), before, "")] if before.sort is not None else []
+        attacked = [(ours(each), each[0]) for each in evaluated([e for e in group if e.attack and e.value is not None])]
+        if attacked:
+            cell, first = min(attacked, key=lambda pair: float(pair[0].sort or 0.0))
+            name = f"accuracy {'in the' if first.result.attack == 'WorstCase' else 'under'} {first.attack}" + (
+                f", ε\u00a0=\u00a0{size(first.eps)}" if first.eps is not None else ""
+            )
+            beside = f"the lowest of {len(attacked)} measurements" if len(attacked) > 1 else ""
+            made.append(Tile(_named(first, name), cell, beside))
+    return made
+
+
+def _named(entry: Entry, name: str) -> str:
+    """A key number's label; on a page about one dataset the network comes first."""
+    return f"{entry.model}: {name}" if entry.model else name[:1].upper() + name[1:]
 
 
 def _place(entry: Entry) -> tuple[Any, ...]:
     return entry.result.attack, entry.result.eps, entry.at("surface"), entry.target
 
 
-def _representative(found: list[Entry]) -> list[Entry]:
-    """One cell of a table, all its runs: MM-LDA, BIM where there are attacks, the smallest perturbation."""
+def _representative(found: list[Entry], sizes: list[set[float | None]]) -> list[Entry]:
+    """One cell of a table, all its runs: MM-LDA, BIM where there are attacks, the audit's perturbation or Table 2's."""
     if not found:
         return []
     found = [e for e in found if e.plain_head == "mmlda"] or [e for e in found if e.model == found[0].model]
     found = [e for e in found if e.result.attack == "BIM"] or found
+    for some in sizes:
+        found = [e for e in found if e.eps in some] or found
     first = min(found, key=lambda e: (e.eps or 0.0, e.target != "untargeted", e.id))
     return [e for e in found if _place(e) == _place(first)]
+
+
+def unplaced(entries: list[Entry], markup: str) -> list[tuple[str, tuple[int, ...]]]:
+    """Results that the page does not show, counted by kind and dataset, with the results behind."""
+    shown = {int(k) for ids in re.findall(r'data-results="([\d ]+)"', markup) for k in ids.split()}
+    rest = sorted((e for e in entries if e.id not in shown), key=lambda e: (str(e.result.kind), by_data(e.data)))
+    groups = grouped(rest, lambda e: f"{TITLES.get(e.result.kind, e.result.kind)}{f' on {e.data}' if e.data else ''}")
+    return [(f"{name} ({len(group)})", tuple(e.id for e in group)) for name, group in groups.items()]
 
 
 def scale(entries: list[Entry], most: int = 6) -> list[tuple[str, str]]:
@@ -359,6 +350,7 @@ def sources(entries: list[Entry]) -> list[tuple[str, list[str]]]:
     return [(name, words) for name, words in rows if words]
 
 
+OWN = ("holds", "n", "seed", "train_steps", "attack_steps", "seconds", "numbers", "network", "network_sha256")
 POOLED = ("recipe_settings", "attack_settings", "data", "versions", "device", "commit", "note")
 
 
@@ -377,10 +369,9 @@ def provenance(entries: list[Entry]) -> dict[str, Any]:
     rows = {}
     for entry in entries:
         r = entry.result
-        part = TITLES.get(r.kind, str(r.kind))
         own = {
             "name": r.name,
-            "part": part,
+            "part": TITLES.get(r.kind, str(r.kind)),
             "what": r.what,
             "place": _place_in_words(entry),
             "value": r.value if entry.value is None else entry.value,
@@ -388,17 +379,9 @@ def provenance(entries: list[Entry]) -> dict[str, Any]:
             "interval": entry.interval,
             "paper": r.paper if entry.paper is None else entry.paper,
             "difference": entry.difference,
-            "holds": r.holds,
-            "n": r.n,
-            "seed": r.seed,
-            "train_steps": r.train_steps,
-            "attack_steps": r.attack_steps,
-            "seconds": r.seconds,
-            "numbers": r.numbers,
-            "network": r.network,
-            "network_sha256": r.network_sha256,
-            "outcomes": r.outcomes and str(r.outcomes.get("file", "")),
         }
+        own |= {key: getattr(r, key) for key in OWN}
+        own["outcomes"] = r.outcomes and str(r.outcomes.get("file", ""))
         kept = {key: _finite(value) for key, value in own.items() if value not in (None, "", {}, ())}
         rows[str(entry.id)] = kept | {key: once(_finite(getattr(r, key))) for key in POOLED if getattr(r, key)}
     return {"pool": pool, "shared": list(POOLED), "results": rows}

@@ -6,20 +6,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mmlda.report.entries import (
-    Entry,
-    by_attack,
-    by_data,
-    by_model,
-    fixed,
-    grouped,
-    notes_of,
-    number,
-    of_kind,
-    size,
-)
-
-__all__ = ["Cell", "Column", "Table", "agreement", "audited", "compared", "ours", "papers", "tables"]
+from mmlda.report.entries import Entry, by_attack, by_data, by_model, fixed, grouped, notes_of, number, of_kind, size
 
 STANDS_STILL = 0.1  # share of exactly-zero gradients from which a number is marked
 
@@ -40,7 +27,6 @@ class Cell:
     small: str = ""
     ids: tuple[int, ...] = ()
     mark: str = ""
-    hint: str = ""
 
 
 @dataclass(frozen=True)
@@ -84,7 +70,7 @@ def ours(entries: list[Entry], digits: int = 1) -> Cell:
     values = [v for v in (entry.value for entry in entries) if v is not None]
     if not values:
         word = entries[0].result.value
-        return Cell("none" if word is None else str(word), None, ids=ids, hint=hint(entries))
+        return Cell("none" if word is None else str(word), None, ids=ids)
     mean = statistics.fmean(values)
     small = ""
     if len(values) > 1:
@@ -93,21 +79,7 @@ def ours(entries: list[Entry], digits: int = 1) -> Cell:
         small = " to ".join(fixed(end, digits) for end in entries[0].interval)
     still = [number(entry.result.numbers.get("zero_gradient")) for entry in entries]
     mark = "†" if any(share is not None and share >= STANDS_STILL for share in still) else ""
-    return Cell(fixed(mean, digits), mean, small, ids, mark, hint(entries))
-
-
-def hint(entries: list[Entry]) -> str:
-    """The provenance in a line, shown on hover; all of it comes with a click."""
-    first = entries[0].result
-    words = [
-        f"n = {first.n}" if first.n is not None else "",
-        f"seed {first.seed}" if first.seed is not None else "",
-        f"{first.train_steps} training steps" if first.train_steps is not None else "",
-        str(first.device),
-    ]
-    if len(entries) > 1:
-        words[1] = f"{len(entries)} runs"
-    return " · ".join(word for word in words if word)
+    return Cell(fixed(mean, digits), mean, small, ids, mark)
 
 
 def papers(entries: list[Entry]) -> float | None:
@@ -152,42 +124,31 @@ def words(text: str, rank: Callable[[str], tuple[int, str]] | None = None) -> Ce
     return Cell(text, "{:03d} {}".format(*rank(text)) if rank else text)
 
 
+WHO = [Column("data", words=True), Column("network", words=True)]
+COMPARED = ["ours", "paper", "difference"]
+
+
+def who(data: str, model: str) -> list[Cell]:
+    """The cells of the columns `WHO`."""
+    return [words(data, by_data), words(model, by_model)]
+
+
+def ranked(entries: list[Entry]) -> list[Entry]:
+    """In the page's order of data and networks."""
+    return sorted(entries, key=lambda e: (by_data(e.data), by_model(e.model)))
+
+
 def table1(entries: list[Entry]) -> list[Table]:
     """Test errors of the heads."""
-    found = of_kind(entries, "table1")
-    if not found:
-        return []
-    columns = [
-        Column("data", words=True),
-        Column("network", words=True),
-        Column("ours"),
-        Column("paper", muted=True),
-        Column("difference"),
-        Column("runs", muted=True),
-        Column("images", muted=True),
-    ]
-    rows = []
+    found, rows = of_kind(entries, "table1"), []
     for (data, model), group in grouped(found, lambda e: (e.data, e.model)).items():
         n = number(group[0].result.n)
-        rows.append(
-            [
-                words(data, by_data),
-                words(model, by_model),
-                *beside(group, 2),
-                Cell(str(len(group)), float(len(group))),
-                Cell(fixed(n, 0), n),
-            ]
-        )
-    return [
-        Table(
-            "table1",
-            "Table 1. Test error",
-            "Percent of the test images that are misclassified, lower is better.",
-            columns,
-            rows,
-            below(found),
-        )
-    ]
+        runs = Cell(str(len(group)), float(len(group)))
+        rows.append([*who(data, model), *beside(group, 2), runs, Cell(fixed(n, 0), n)])
+    muted = ("paper", "runs", "images")
+    columns = [*WHO, *(Column(name, muted=name in muted) for name in (*COMPARED, "runs", "images"))]
+    about = "Percent of the test images that are misclassified, lower is better."
+    return [Table("table1", "Table 1. Test error", about, columns, rows, below(found))] if found else []
 
 
 def variant(entry: Entry) -> str:
@@ -197,47 +158,46 @@ def variant(entry: Entry) -> str:
 
 
 def table2(entries: list[Entry]) -> list[Table]:
-    """Accuracy under the attacks, one table per dataset, the worst case in the last column."""
-    found, (worst, apart) = of_kind(entries, "table2"), _worst(entries)
-    groups = grouped(sorted(found + worst, key=lambda e: by_data(e.data)), lambda e: e.data)
+    """Accuracy under the attacks, one table per dataset, and the worst case at every perturbation."""
+    found, worst = of_kind(entries, "table2"), of_kind(entries, "worst")
+    places = {(e.data, e.model, e.eps) for e in found}
+    here = [e for e in worst if (e.data, e.model, e.eps) in places]
+    groups = grouped(sorted(found + here, key=lambda e: by_data(e.data)), lambda e: e.data)
     made = [_table2(f"table2-{k}", data, group) for k, (data, group) in enumerate(groups.items())]
-    return made + _tuned(apart)
+    return made + (_worst(worst) if len(here) < len(worst) else [])
 
 
-@dataclass(frozen=True)
-class _Attack:
-    """A column, or group of columns, of Table 2: an attack in one of its variants."""
-
-    words: str
-    entries: list[Entry]
-    in_paper: bool  # whether the paper has numbers for it
+_Attack = tuple[str, list[Entry], bool]  # in words, its results, and whether the paper has numbers for it
 
 
 def _table2(key: str, data: str, group: list[Entry]) -> Table:
     """The table of one dataset."""
     attacked, beaten = ([e for e in group if e.result.kind == kind] for kind in ("table2", "worst"))
     attacks = [
-        _Attack(words, each, papers(each) is not None)
+        (words, each, papers(each) is not None)
         for words, each in grouped(sorted(attacked, key=lambda e: (by_attack(e.attack), variant(e))), variant).items()
     ]
     places = sorted({(_eps(e), e.model) for e in group}, key=lambda place: (place[0], by_model(place[1])))
     rows = [_table2_row(place, attacks, beaten) for place in places]
-    title = "Table 2. Accuracy under attack" if attacked else "Accuracy in the worst case"
     about = "Percent of the test images right before the attack and after it, within a perturbation of ε"
     about += " (JSMA’s steps are of that size). Higher is better."
     if beaten:
         about += " The worst case is the strongest of many attacks, image by image; the paper has none."
-    return Table(key, f"{title}: {data}", about, _table2_columns(attacks, bool(beaten)), rows, below(group, rows))
+    return Table(
+        key,
+        f"Table 2. Accuracy under attack: {data}",
+        about,
+        _table2_columns(attacks, bool(beaten)),
+        rows,
+        below(group, rows),
+    )
 
 
 def _table2_columns(attacks: list[_Attack], worst: bool) -> list[Column]:
     columns = [Column("network", words=True), Column("ε"), *([Column("worst case")] if worst else [])]
-    for attack in attacks:
-        if attack.in_paper:
-            columns += [Column("ours", attack.words), Column("paper", attack.words, muted=True)]
-            columns += [Column("diff.", attack.words)]
-        else:
-            columns += [Column(attack.words)]
+    for name, _, in_paper in attacks:
+        three = [Column("ours", name), Column("paper", name, muted=True), Column("diff.", name)]
+        columns += three if in_paper else [Column(name)]
     return columns
 
 
@@ -250,9 +210,8 @@ def _table2_row(place: tuple[float, str], attacks: list[_Attack], beaten: list[E
 
     row = [words(model, by_model), Cell(size(eps if eps >= 0 else None), eps)]
     row += [ours(here(beaten))] if beaten else []
-    for attack in attacks:
-        three = beside(here(attack.entries))
-        row += three if attack.in_paper else three[:1]
+    for _, each, in_paper in attacks:
+        row += beside(here(each))[: 3 if in_paper else 1]
     return row
 
 
@@ -261,157 +220,114 @@ def _eps(entry: Entry) -> float:
     return -1.0 if entry.eps is None else entry.eps
 
 
-def _worst(entries: list[Entry]) -> tuple[list[Entry], list[Entry]]:
-    """Worst cases of networks with a row in Table 2, or where it has none; and those of the others.
-
-    A fine-tuned row of Table 2 is several networks, one for each attack: their worst cases do not fit into it.
-    """
-    rows = {(e.data, e.model) for e in of_kind(entries, "table2")}
-    data = {data for data, _ in rows}
-    worst = of_kind(entries, "worst")
-    apart = [e for e in worst if e.data in data and (e.data, e.model) not in rows]
-    return [e for e in worst if e not in apart], apart
-
-
-def _tuned(entries: list[Entry]) -> list[Table]:
-    """What the worst case leaves networks that are no row of Table 2."""
-    if not entries:
-        return []
+def _worst(entries: list[Entry]) -> list[Table]:
+    """The worst case of every network at every perturbation."""
     sizes = sorted({e.eps for e in entries if e.eps is not None})
-    columns = [Column("data", words=True), Column("network", words=True)]
-    columns += [Column(f"ε = {size(eps)}", "worst case, accuracy") for eps in sizes]
     rows = []
-    ranked = sorted(entries, key=lambda e: (by_data(e.data), by_model(e.model)))
-    for (data, model), group in grouped(ranked, lambda e: (e.data, e.model)).items():
-        row = [words(data, by_data), words(model, by_model)]
-        rows.append(row + [ours([e for e in group if e.eps == eps]) for eps in sizes])
-    about = "What the worst case leaves to networks trained on adversarial examples. A fine-tuned row of Table 2 (SAT, "
-    about += "HAT) is several networks, one for each attack, of SAT also for each ε; those trained on PGD from the "
-    about += "start are not in the paper."
-    title = "The worst case of networks trained on adversarial examples"
-    return [Table("tuned", title, about, columns, rows, below(entries, rows))]
+    for (data, model), group in grouped(ranked(entries), lambda e: (e.data, e.model)).items():
+        rows.append([*who(data, model), *(ours([e for e in group if e.eps == eps]) for eps in sizes)])
+    about = "Percent of the test images that withstand every attack tried. A fine-tuned row of Table 2 (SAT, HAT) is "
+    about += "several networks, one per attack; networks trained on PGD from the start are not in the paper."
+    columns = [*WHO, *(Column(f"ε = {size(eps)}", "accuracy, %") for eps in sizes)]
+    return [Table("worst", "Accuracy in the worst case", about, columns, rows, below(entries, rows))]
 
 
-def compared(entries: list[Entry]) -> dict[tuple[str, str], list[tuple[str, float, float, tuple[int, ...]]]]:
-    """Table 2 to be drawn: for each data set and network the attack in words, ours, the paper's, the results behind."""
-    made: dict[tuple[str, str], list[tuple[str, float, float, tuple[int, ...]]]] = {}
+@dataclass(frozen=True)
+class Line:
+    """A network's accuracy by perturbation, ours and the paper's, in percent."""
+
+    model: str
+    ours: dict[float, float]
+    paper: dict[float, float]
+    ids: tuple[int, ...]
+
+
+def curves(entries: list[Entry]) -> tuple[str, dict[str, list[Line]]]:
+    """Accuracy against the perturbation: the attack, and for each dataset a line per network.
+
+    From Table 2 under BIM, or without it from the audits.
+    """
+    found = [e for e in of_kind(entries, "table2") if e.value is not None and e.eps is not None]
+    found = [e for e in found if e.plain_head or e.result.fine_tuning]  # the rows of the paper
+    attack = "BIM" if not found or any(e.attack == "BIM" for e in found) else found[0].attack
+    made: dict[str, list[Line]] = {}
+    for (data, model), group in grouped([e for e in found if e.attack == attack], lambda e: (e.data, e.model)).items():
+        ours_: dict[float, float] = {}
+        paper: dict[float, float] = {}
+        if len({e.result.network_sha256 for e in group}) == 1:  # SAT is another network at each perturbation
+            clean, errors = mean_number(group, "clean_accuracy", 1, 100.0).sort, of_kind(entries, "table1")
+            error = papers([e for e in errors if (e.data, e.model) == (data, model)])
+            ours_ |= {0.0: clean} if isinstance(clean, float) else {}
+            paper |= {0.0: 100.0 - error} if error is not None else {}
+        for eps, each in grouped(group, lambda e: e.eps).items():
+            ours_[eps] = statistics.fmean(e.value or 0.0 for e in each)
+            paper |= {eps: theirs} if (theirs := papers(each)) is not None else {}
+        made.setdefault(data, []).append(Line(model, ours_, paper, tuple(e.id for e in group)))
+    if not found:
+        attack = "the audit’s gradient attacks"
+        for e in of_kind(entries, "audit"):
+            if line := e.result.series.get("curve"):
+                made.setdefault(e.data, []).append(Line(e.model, points(line), {}, (e.id,)))
+    return attack, made
+
+
+def points(curve: dict[str, list[float]]) -> dict[float, float]:
+    """An audit's curve, percent by perturbation; without the unbounded attack, which would squeeze the axis."""
+    return {eps: 100 * share for eps, share in zip(curve["eps"], curve["accuracy"]) if eps < 1}
+
+
+def compared(entries: list[Entry]) -> dict[tuple[str, str], list[tuple[str, list[float], float, tuple[int, ...]]]]:
+    """Table 2 to be drawn: for each dataset and network the attack, ours in each variant, the paper's, the results."""
+    made: dict[tuple[str, str], list[tuple[str, list[float], float, tuple[int, ...]]]] = {}
     found = sorted(of_kind(entries, "table2"), key=lambda e: (by_data(e.data), by_model(e.model), by_attack(e.attack)))
-    variants = {(e.attack, variant(e)) for e in found}
-    only = [attack for attack, _ in variants]
-    for (data, model, name, eps), group in grouped(found, lambda e: (e.data, e.model, variant(e), e.eps)).items():
-        cell, paper = ours(group), papers(group)
-        if paper is not None and isinstance(cell.sort, float):
-            attack = group[0].attack
-            said = attack if only.count(attack) == 1 else name  # "JSMA" is enough where there is one
-            said += f", ε = {size(eps)}" if eps is not None else ""
-            made.setdefault((data, model), []).append((said, cell.sort, paper, cell.ids))
+    for (data, model, attack, eps), group in grouped(found, lambda e: (e.data, e.model, e.attack, e.eps)).items():
+        cells, paper = [ours(each) for each in grouped(group, variant).values()], papers(group)
+        values = [cell.sort for cell in cells if isinstance(cell.sort, float)]
+        if paper is not None and values:
+            ids = tuple(e.id for e in group)
+            made.setdefault((data, model), []).append((f"{attack} {size(eps)}", values, paper, ids))
     return made
 
 
 def table3(entries: list[Entry]) -> list[Table]:
-    """Carlini & Wagner's distortions; beside them what the worst case leaves."""
+    """Carlini & Wagner's distortions."""
     found = of_kind(entries, "table3")
-    if not found:
-        return []
-    worst = of_kind(entries, "worst")
-    places = {(e.data, e.model) for e in found}
-    sizes = sorted({e.eps for e in worst if e.eps is not None and (e.data, e.model) in places})
-    columns = [
-        Column("data", words=True),
-        Column("network", words=True),
-        Column("target", words=True),
-        Column("ours", "mean"),
-        Column("paper", "mean", muted=True),
-        Column("difference", "mean"),
-        Column("median"),
-        Column("broken, %"),
-        Column("L∞ ≤ 0.04, %"),
-    ]
-    columns += [Column(f"ε = {size(eps)}", "worst case, accuracy") for eps in sizes]
+    shown = [("median", "median_distortion", 2, 1.0), ("broken, %", "success_rate", 1, 100.0)]
+    shown += [("L∞ ≤ 0.04, %", "share_linf_0.04", 1, 100.0)]
+    columns = [*WHO, Column("target", words=True)]
+    columns += [Column(name, "mean", muted=name == "paper") for name in COMPARED]
+    columns += [Column(item[0]) for item in shown]
     rows = []
     for (data, model, target), group in grouped(found, lambda e: (e.data, e.model, e.target)).items():
-        left = [e for e in worst if (e.data, e.model) == (data, model)]
-        rows.append(
-            [
-                words(data, by_data),
-                words(model, by_model),
-                words(target),
-                *beside(group, 2),
-                mean_number(group, "median_distortion", 2),
-                mean_number(group, "success_rate", 1, 100.0),
-                mean_number(group, "share_linf_0.04", 1, 100.0),
-                *(ours([e for e in left if e.eps == eps]) for eps in sizes),
-            ]
-        )
-    about = (
-        "Root mean square change of a pixel, on 0..255, that Carlini & Wagner’s attack needs: over the images that it "
-        "breaks; higher is better."
-    )
-    return [Table("table3", "Table 3. Distortion under C&W", about, columns, rows, below(found))]
+        row = [*who(data, model), words(target), *beside(group, 2)]
+        rows.append(row + [mean_number(group, *item[1:]) for item in shown])
+    about = "Root mean square change of a pixel, on 0..255, that Carlini & Wagner’s attack needs: over the images that "
+    about += "it breaks; higher is better."
+    return [Table("table3", "Table 3. Distortion under C&W", about, columns, rows, below(found))] if found else []
 
 
-def audited(entries: list[Entry]) -> list[Table]:
-    """Audits that are not told one by one."""
-    if not entries:
-        return []
-    shown = (("clean_accuracy", "clean"), ("standard_accuracy", "standard attacks"), ("worst_accuracy", "all attacks"))
-    columns = [Column("data", words=True), Column("network", words=True), Column("ε"), Column("verdict", words=True)]
-    columns += [Column(label, "accuracy, %") for _, label in shown]
-    rows = []
-    for e in sorted(entries, key=lambda e: (by_data(e.data), by_model(e.model))):
-        verdict = Cell(str(e.result.value), str(e.result.value), ids=(e.id,))
-        row = [words(e.data, by_data), words(e.model, by_model), Cell(size(e.eps), e.eps), verdict]
-        rows.append([*row, *(mean_number([e], name, 1, 100.0) for name, _ in shown)])
-    about = "What standard gradient attacks leave each network, what all attacks of the audit leave, and the verdict."
-    return [Table("audits", "Audit of the adversarially trained networks", about, columns, rows, below(entries))]
+def evaluated(entries: list[Entry]) -> list[list[Entry]]:
+    """Evaluations in the page's order; repeated runs of the same attack on as many images are together."""
+    order = ranked(sorted(entries, key=lambda e: (by_attack(variant(e)), e.eps or 0.0)))
+    return list(grouped(order, lambda e: (e.data, e.model, variant(e), e.eps, e.result.n)).values())
 
 
 def evaluations(entries: list[Entry]) -> list[Table]:
-    """What `mmlda evaluate` measured."""
+    """What `mmlda evaluate` and `mmlda attack` measured."""
     found = of_kind(entries, "evaluation")
-    if not found:
-        return []
-    extra = [
-        ("balanced_accuracy", "balanced, %", 1, 100.0),
-        ("nll", "NLL", 3, 1.0),
-        ("ece", "ECE", 3, 1.0),
-        ("mean_distortion", "distortion", 2, 1.0),
-    ]
+    extra = [("balanced_accuracy", "balanced, %", 1, 100.0), ("nll", "NLL", 3, 1.0), ("ece", "ECE", 3, 1.0)]
+    extra += [("mean_distortion", "distortion", 2, 1.0)]
     extra = [item for item in extra if any(number(e.result.numbers.get(item[0])) is not None for e in found)]
-    columns = [
-        Column("data", words=True),
-        Column("network", words=True),
-        Column("attack", words=True),
-        Column("ε"),
-        Column("accuracy, %"),
-        *(Column(label, muted=True) for _, label, _, _ in extra),
-    ]
+    columns = [*WHO, Column("attack", words=True), Column("ε"), Column("accuracy, %"), Column("images", muted=True)]
+    columns += [Column(label, muted=True) for _, label, _, _ in extra]
     rows = []
-    groups = grouped(
-        sorted(found, key=lambda e: (by_data(e.data), by_model(e.model), by_attack(variant(e)), e.eps or 0.0)),
-        lambda e: (e.data, e.model, variant(e), e.eps),
-    )
-    for (data, model, attack, eps), group in groups.items():
-        rows.append(
-            [
-                words(data, by_data),
-                words(model, by_model),
-                Cell(attack or "clean", attack),
-                Cell(size(eps), eps),
-                ours(group),
-                *(mean_number(group, name, digits, scale) for name, _, digits, scale in extra),
-            ]
-        )
-    return [
-        Table(
-            "evaluation",
-            "Evaluation",
-            "Accuracy with its 95% interval, and how well the probabilities are calibrated.",
-            columns,
-            rows,
-            below(found, rows),
-        )
-    ]
+    for group in evaluated(found):
+        first, attack, n = group[0], variant(group[0]), number(group[0].result.n)
+        row = [*who(first.data, first.model), Cell(attack or "clean", attack), Cell(size(first.eps), first.eps)]
+        row += [ours(group), Cell(fixed(n, 0), n)]
+        rows.append([*row, *(mean_number(group, name, digits, scale) for name, _, digits, scale in extra)])
+    about = "Accuracy with its 95% interval, and how well the probabilities are calibrated."
+    return [Table("evaluation", "Evaluation", about, columns, rows, below(found, rows))] if found else []
 
 
 def tables(entries: list[Entry]) -> list[Table]:

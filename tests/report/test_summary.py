@@ -1,0 +1,150 @@
+"""The first screens of the report: headline, curve, key numbers, cards, definitions, and what is folded."""
+
+import re
+from pathlib import Path
+
+import pytest
+import report_results
+from report_page import Tree, data_of, said, text
+
+from mmlda import report
+from mmlda.report import figures, glossary, summary, tables
+from mmlda.report.entries import Entry
+from mmlda.results import Result
+
+
+def test_the_verdict_and_the_figures_come_first_then_numbers_cards_and_claims(page):
+    order = [n for n in page.all() if n["name"] in ("h2", "h3") or "lead" in (n["at"].get("class") or "").split()]
+    assert [said(n).replace("\u2011", "-") for n in order[:6]] == [
+        "Summary",
+        "MM-LDA is not robust on digits at ε = 0.04. MM-LDA only looks robust on CIFAR-10 at ε = 0.04.",
+        "Table 2 at a glance",
+        "Key numbers",
+        "Which networks are robust",
+        "What the paper claims",
+    ]
+    summary_ = page.one("section", id="summary")
+    drawings = [n["at"]["aria-label"] for n in page.all(role="img", node=summary_)]
+    assert drawings[:2] == [
+        f"Line chart: accuracy on {data} under BIM against the perturbation, by network"
+        for data in ("digits", "CIFAR-10")
+    ]
+    claims = [said(n) for n in page.one("ul", class_="claims")["in"] if isinstance(n, dict)]
+    assert any("class-biased" in c and "✓ holds" in c for c in claims)
+    assert any("semantic" in c and "✕ does not hold" in c and "○ not decided" in c for c in claims)
+
+
+def test_the_curve_shows_the_paper_beside_ours_for_each_network(built):
+    attack, lines = tables.curves(report.load(built[0] / "results"))
+    assert attack == "BIM" and list(lines) == ["digits", "CIFAR-10"]
+    by_model = {line.model: line for line in lines["CIFAR-10"]}
+    assert list(by_model) == ["SR", "SR + SAT", "SR + HAT", "MM-LDA"]
+    assert by_model["MM-LDA"].ours == {0.0: 92.8, 0.04: 0.0, 0.12: 0.0, 0.2: 0.0}
+    assert by_model["MM-LDA"].paper == {0.0: 100 - 8.04, 0.04: 91.2, 0.12: 90.1, 0.2: 89.7}
+    assert all(not line.paper for line in lines["digits"])
+    drawn = figures.robustness([(line.model, line.ours, line.paper) for line in lines["CIFAR-10"]], "p")
+    words = ["".join(n["in"]) for n in Tree(drawn).all("text")]
+    assert {"SR", "SR + SAT", "SR + HAT", "MM-LDA", "ours", "paper"} <= set(words)
+
+
+@pytest.mark.parametrize("term", ["SR", "SAT", "HAT", "ILCM", "BP1", "BP2"])
+def test_abbreviations_are_defined_where_they_first_appear_and_in_the_glossary(page, term):
+    meant = glossary.TERMS[term]
+    main = text(page.one("main"))
+    first = re.search(rf"(?<![\w-]){term}(?![\w-])", main)
+    assert main[first.start() :].startswith(f"{term}: {meant}")
+    assert term in [said(dt) for dt in page.all("dt", page.one("dl", class_="glossary"))]
+
+
+def test_audits_and_rules_are_folded(page):
+    folds = list(page.all("details", page.one("section", id="audit")))
+    assert len(folds) == 4 and not any("open" in fold["at"] for fold in folds)
+    assert all(
+        any(ul is each for fold in folds for each in page.all("ul", fold)) for ul in page.all("ul", class_="evidence")
+    )
+    for claim in page.one("ul", class_="claims")["in"]:
+        if isinstance(claim, dict) and "Rule: " in said(claim):
+            fold = page.one("details", claim)
+            assert "open" not in fold["at"] and said(claim).count("Rule: ") == said(fold).count("Rule: ")
+
+
+def audit(name, dataset, **fields):
+    return Result(**{"name": name, "kind": "audit", "what": "", "dataset": dataset, "eps": 0.1, **fields})
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "words"),
+    [
+        ({("digits", "MM-LDA"): "real"}, "MM-LDA is robust on digits at ε = 0.1."),
+        ({("digits", "SR"): "mixed"}, "SR may or may not be robust on digits at ε = 0.1."),
+        (
+            {("digits", "SR"): "real", ("digits", "MM-LDA"): "none", ("mnist", "MM-LDA"): "none"},
+            "MM-LDA is not robust on digits at ε = 0.1 and MNIST at ε = 0.1.",
+        ),
+    ],
+)
+def test_the_headline_is_about_mm_lda_in_plain_words(verdicts, words):
+    entries = [
+        Entry(k, audit("a", d, value=v, **report_results.network(m, d)), Path(), "a.json")
+        for k, ((d, m), v) in enumerate(verdicts.items())
+    ]
+    assert summary.headline(entries, summary.verdicts(entries)).replace("\u2011", "-") == words
+
+
+def test_cards_name_every_audited_network_robust_ones_first(tmp_path):
+    for k, (model, verdict) in enumerate(
+        [("SR", "none"), ("MM-LDA", "none"), ("SR (Adam)", "real"), ("SR + HAT", "odd")]
+    ):
+        left = {"clean_accuracy": 0.9 + k / 100, "standard_accuracy": 0.05, "worst_accuracy": 0.005}
+        audit(f"a{k}", "mnist", numbers=left, value=verdict, **report_results.network(model, "mnist")).save(tmp_path)
+    page = Tree(report.build(tmp_path, tmp_path / "report.html").read_text(encoding="utf-8"))
+    cards = [said(li) for li in page.all("li", page.one("ul", class_="cards"))]
+    start = "accuracy, % clean standard attacks all attacks"
+    assert cards == [
+        f"MNIST, ε = 0.1 robust {start} SR (Adam) 92.0 5.0 0.5",
+        f"MNIST, ε = 0.1 not robust {start} SR 90.0 5.0 0.5 MM-LDA 91.0 5.0 0.5",
+        f"MNIST, ε = 0.1 odd {start} SR + HAT 93.0 5.0 0.5",
+    ]
+
+
+def evaluation(name, count, n, attack="", eps=None, **fields):
+    about = {"kind": "evaluation", "what": "", "dataset": "digits", "network": "runs/mine", "head": "mmlda"}
+    return Result.counted(count, n, name=name, attack=attack, eps=eps, **about, **fields)
+
+
+def test_a_users_own_run_has_its_own_title_headline_and_key_numbers(tmp_path):
+    evaluation("clean", 99, 100).save(tmp_path)
+    evaluation("bim", 17, 100, "BIM", 0.12).save(tmp_path)
+    evaluation("worst", 7, 100, "WorstCase", 0.12).save(tmp_path)
+    evaluation("result", 86, 360, "BIM", 0.12).save(tmp_path / "attack")
+    (tmp_path / "attack" / "work.json").write_text("{}")
+    page = Tree(report.build(tmp_path, tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert said(page.one("h1")) == "runs/mine on digits" and "paper" not in said(page.one("header"))
+    lead = said(page.one("p", class_="lead")).replace("\xa0", " ")
+    assert lead == "runs/mine: clean accuracy: 99.0%. runs/mine: accuracy in the worst case, ε = 0.12: 7.0%."
+    tiles = [said(div).replace("\xa0", " ") for div in page.all("div", page.one("dl", class_="tiles"))]
+    assert [tile.partition("%")[0] for tile in tiles] == [
+        "runs/mine: clean accuracy 99.0",
+        "runs/mine: accuracy in the worst case, ε = 0.12 7.0",
+    ]
+    assert tiles[1].endswith("the lowest of 3 measurements")
+    rows = [
+        [said(c) for c in r["in"] if isinstance(c, dict)] for r in page.all("tr", page.one("table", id="evaluation"))
+    ]
+    assert [[row[2], row[4][:4], row[5]] for row in rows[1:]] == [
+        ["clean", "99.0", "100"],
+        ["BIM", "17.0", "100"],
+        ["BIM", "23.9", "360"],
+        ["worst case", "7.0 ", "100"],
+    ]
+
+
+def test_results_without_a_place_on_the_page_are_named(tmp_path):
+    evaluation("clean", 99, 100).save(tmp_path)
+    for k in range(2):
+        Result(name=f"odd{k}", kind="odd", what="", value=1.0, dataset="mnist").save(tmp_path)
+    page = Tree(report.build(tmp_path, tmp_path / "report.html").read_text(encoding="utf-8"))
+    (left,) = page.all("li", page.one("ul", class_="unplaced"))
+    assert said(left) == "odd on MNIST (2)"
+    ids = page.one("button", left)["at"]["data-results"].split()
+    assert [data_of(page)["results"][k]["name"] for k in ids] == ["odd0", "odd1"]
