@@ -1,100 +1,95 @@
-"""Results as Markdown: what tools/make_reproduction.py and tools/make_model_cards.py have in common."""
+"""Results as Markdown: what tools/make_claims.py and tools/make_model_cards.py share."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmlda import report
+from mmlda._utils.files import write_whole
 from mmlda.paper import numbers
-from mmlda.paper.rows import Row
-from mmlda.report.entries import Entry
-from mmlda.report.tables import ours
-from mmlda.results import Result
+from mmlda.results import Result, load_all
 
-RESULTS = Path(__file__).parent.parent / "results"
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
+DATA = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
 END = "<!-- end -->\n"
-MISSING = "not measured yet"
 FIELDS = {field.name for field in dataclasses.fields(Result)}
 
 
-def load(folder: str | Path) -> list[Entry]:
-    """The results on the paper's data, with their places below the folder; a ValueError where there is no folder."""
-    found = [dataclasses.replace(e, folder=e.folder.relative_to(folder)) for e in report.load(folder)]
-    return [e for e in found if e.result.dataset in numbers.DATASETS or e.result.kind == "theory"]
+def load(folder: str | Path = RESULTS) -> list[Result]:
+    """The results on the paper's datasets, and those of the theory."""
+    return [r for r in load_all(folder) if r.dataset in numbers.DATASETS or r.kind == "theory"]
 
 
-def at(entries: Iterable[Entry], kind: str, **fields: Any) -> list[Entry]:
-    """The runs of one cell of a kind, by fields of a result, further coordinates, the `row` and `tuned_on`."""
-    return [e for e in entries if e.result.kind == kind and all(_is(e.result, k, v) for k, v in fields.items())]
+def select(results: Iterable[Result], kind: str, **wanted: Any) -> list[Result]:
+    """The results of a kind with these values of fields or cell coordinates, about the network `row`."""
+    return [r for r in results if r.kind == kind and all(_has(r, name, value) for name, value in wanted.items())]
 
 
-def _is(result: Result, name: str, wanted: Any) -> bool:
-    if isinstance(wanted, Row):
-        return wanted.has(result)
-    if name == "tuned_on":  # (attack, eps or None for any)
-        adversary = (result.recipe_settings or {}).get("adversary") or {}
-        attack, eps = wanted
-        return adversary.get("attack") == attack.lower() and eps in (None, adversary.get("eps"))
-    there = getattr(result, name) if name in FIELDS else result.cell.get(name)
-    return math.isclose(there or 0.0, wanted) if isinstance(wanted, float) else there == wanted
+def _has(result: Result, name: str, wanted: Any) -> bool:
+    if name == "row":
+        return bool(wanted.has(result))
+    value = getattr(result, name) if name in FIELDS else result.cell.get(name)
+    return math.isclose(value or 0.0, wanted) if isinstance(wanted, float) else value == wanted
 
 
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; bars in a cell are no columns."""
-    lines = [[" ".join(str(cell).split()).replace("|", "\\|") for cell in row] for row in [head, *rows]]
-    lines.insert(1, ["---"] * len(head))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+def fixed(value: float | None, digits: int = 1, sign: bool = False) -> str:
+    """A number with a true minus sign; a dash for None."""
+    return "–" if value is None else f"{round(value, digits) + 0.0:{'+' if sign else ''}.{digits}f}".replace("-", "−")
 
 
-def link(entry: Entry) -> str:
-    return f"../results/{(entry.folder / entry.result.name).as_posix()}.json"
+def percent(share: float | None, digits: int = 1) -> str:
+    return fixed(None if share is None else round(100 * share, 9), digits)
 
 
-def value(group: list[Entry], digits: int = 2) -> str:
-    """Our number with a link to its file and its interval; over several seeds the mean and standard deviation."""
-    if not group:
-        return MISSING
-    cell = ours(group, digits)
-    if len(group) == 1:
-        return f"[{cell.text}]({link(group[0])}){cell.mark}" + (f" ({cell.small})" if cell.small else "")
-    return f"{cell.text}{cell.mark} {cell.small}: {files(group)}"
+def mean(results: Sequence[Result]) -> float | None:
+    """The mean over seeds; None where nothing was measured."""
+    return statistics.fmean(r.number for r in results) if results else None
 
 
-def files(group: Iterable[Entry]) -> str:
-    """Links to results, by their seeds where these tell them apart."""
-    group = list(group)
-    seeds = [e.result.seed for e in group]
-    apart = None not in seeds and len(set(seeds)) == len(seeds)
-    words = [f"seed {s}" for s in seeds] if apart else range(1, len(group) + 1)
-    return ", ".join(f"[{word}]({link(e)})" for word, e in zip(words, group))
+def size(eps: float) -> str:
+    """A perturbation as it is usually written, such as 8/255 or 0.04."""
+    text = f"{eps:g}"
+    return text if len(text) < 6 else f"{255 * eps:.0f}/255"
 
 
-def images(group: Iterable[Entry]) -> str:
-    """How many images are behind each number."""
-    counts = sorted({e.result.n for e in group if e.result.n is not None})
-    return " to ".join(f"{n:,}" for n in dict.fromkeys([counts[0], counts[-1]])) if counts else "–"
+def table(head: str, rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; the columns' titles are separated by bars."""
+    titles = head.split(" | ")
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
-def notes(entries: Iterable[Entry]) -> str:
-    """What results say has to be known before quoting them, each once."""
-    found = dict.fromkeys(f"{e.data}: {e.result.note}" for e in entries if e.result.note)
-    return "".join(f"- {note}\n" for note in found)
+def source(results: Sequence[Result], up: str = "..") -> str:
+    """One line below a table: images, seeds, device and versions, the scale, and the files with every number."""
+    results = sorted(results, key=lambda r: r.dataset, reverse=True)
+    counts, seeds = sorted({r.n for r in results if r.n}), sorted({r.seed for r in results if r.seed is not None})
+    words = [" to ".join(f"{n:,}" for n in dict.fromkeys((counts[0], counts[-1]))) + " images"]
+    words.append(f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}")
+    words += [f"{r.device}, torch {r.versions.get('torch', '').split('+')[0]}" for r in results]
+    words += [f"{DATA[r.dataset]}: {part}" for r in results for part in r.note.split("; ") if "steps" in part]
+    files = dict.fromkeys(f"{r.dataset}/{r.kind}.jsonl" for r in results)
+    links = ", ".join(f"[{file}]({up}/results/{file})" for file in files)
+    return f"\n*{'; '.join(dict.fromkeys(words))}. Results: {links}.*\n"
 
 
-def begin(script: str, part: str) -> str:
-    return f"<!-- begin: tools/{script}: {part} -->\n"
+def write(script: str, pages: dict[Path, dict[str, str]]) -> None:
+    """Write the generated parts of pages."""
+    for page, parts in pages.items():
+        write_whole(page, put(page.read_text(), script, parts).encode())
 
 
 def put(page: str, script: str, parts: dict[str, str]) -> str:
-    """The page with each part between the script's markers for it; a ValueError where one has no place."""
+    """The page with each part between the script's markers for it."""
     for part, text in parts.items():
-        marker = begin(script, part)
+        marker = f"<!-- begin: tools/{script}: {part} -->\n"
         before, found, rest = page.partition(marker)
-        if not found or END not in rest or "<!-- begin" in rest.partition(END)[0]:
-            raise ValueError(f"part = {part!r}: expected {marker.strip()} and {END.strip()} in the page")
-        page = before + marker + text + END + rest.partition(END)[2]
+        old, end, after = rest.partition(END)
+        if not found or not end or "<!-- begin" in old:
+            raise ValueError(f"page must have {marker.strip()} and {END.strip()}, got neither or one of them")
+        page = before + marker + text + END + after
     return page

@@ -16,7 +16,7 @@ def main(page: Path) -> None:
     with sync_playwright() as play:
         flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
         browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
-        view = browser.new_page(viewport={"width": 1180, "height": 1010})
+        view = browser.new_page(viewport={"width": 1180, "height": 870})
         view.goto(page.resolve().as_uri())
         view.screenshot(path=FIGURES / "report.png")
         view.set_viewport_size({"width": 1180, "height": 1400})

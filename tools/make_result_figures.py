@@ -52,8 +52,8 @@ def distortions(folder: Path = FIGURES) -> None:
             ax.axvline(result.value, color=colour, label=f"{name}, mean here: {result.value:.2f}")
             paper = numbers.TABLE3["cifar10", row]
             ax.axvline(paper, color=colour, linestyle="--", label=f"{name}, mean in the paper: {paper:.2f}")
-        ax.set(xlabel="C&W's smallest distortion of an image (0 to 255, RMS)", xlim=(0, 3),
-               title="any other class" if target == "untargeted" else "a random class")  # fmt: skip
+        title = "any other class" if target == "untargeted" else "a random class"
+        ax.set(xlabel="C&W's smallest distortion of an image (0 to 255, RMS)", xlim=(0, 3), title=title)
         ax.legend(loc=(0.3, 0.55), fontsize=8)
     panels[0].set_ylabel("images of CIFAR-10")
     save(figure, "distortions", folder)

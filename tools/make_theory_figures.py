@@ -18,10 +18,9 @@ from mmlda import theory
 from mmlda.theory.means import welch_bound
 
 FIGURES = Path(__file__).parents[1] / "docs" / "figures"
-plt.rcParams.update({
-    "svg.hashsalt": "mmlda", "font.size": 9, "figure.constrained_layout.use": True, "legend.frameon": False,
-    "axes.grid": True, "grid.alpha": 0.25, "axes.spines.top": False, "axes.spines.right": False,
-})  # fmt: skip
+plt.rcParams.update({"svg.hashsalt": "mmlda", "font.size": 9, "figure.constrained_layout.use": True})
+plt.rcParams.update({"axes.grid": True, "grid.alpha": 0.25, "legend.frameon": False})
+plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False})
 
 
 def save(figure: plt.Figure, name: str, folder: Path = FIGURES) -> None:
