@@ -1,21 +1,21 @@
-# The two commands: `make demo` and `make test`. Each makes .venv from the pins and runs.
+# The commands: `make demo`, `make test` and `make docs`. Each makes .venv from the pins and runs.
 PYTHON ?= python3
 BIN := .venv/bin
-# One thread a process: these networks are small, and threads that wait for each other cost more than they bring.
+# One thread per process: these networks are small, and synchronising threads costs more than it gains.
 export OMP_NUM_THREADS ?= 1
-# In the environment the pins also hold for what builds the package.
+# As an environment variable, the pins also apply to what builds the package.
 PIP := PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-long lint bench clean
+.PHONY: demo test test-long lint docs bench clean
 
 demo: .venv/demo-ready
 	$(BIN)/mmlda demo --out demo
 
-# Two files of tests at a time; a file's tests stay together, since they share the networks it trains.
+# Two test files at a time; the tests of a file stay together, since they share the networks it trains.
 test: .venv/test-ready lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-# The long-marked tests alone: the short ones are `make test`'s.
+# Only the tests marked long; `make test` runs the others.
 test-long: .venv/test-ready .venv/ray-ready
 	$(BIN)/python -m pytest -m long -n 2 --dist loadfile
 
@@ -23,7 +23,14 @@ lint: .venv/test-ready
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# The peers the benchmarks run beside us. torchattacks asks for another torch, so it comes without its dependencies.
+# The site, with warnings as errors. The report takes the place of its placeholder page.
+docs: .venv/docs-ready
+	rm -rf site
+	$(BIN)/python -m sphinx -b html -W --keep-going -q -d build/doctrees docs site
+	$(BIN)/mmlda report results -o site/report.html
+	@echo "open site/index.html"
+
+# Ours beside other libraries. torchattacks requires another torch, so it is installed without its dependencies.
 bench: .venv/bench-ready
 	$(BIN)/python benchmarks/imports.py
 	$(BIN)/python benchmarks/means.py
@@ -38,7 +45,11 @@ bench: .venv/bench-ready
 	$(PIP) -e .
 	touch $@
 
-.venv/test-ready: .venv/demo-ready
+.venv/docs-ready: .venv/demo-ready
+	$(PIP) -e .[docs]
+	touch $@
+
+.venv/test-ready: .venv/docs-ready
 	$(PIP) -e .[test]
 	touch $@
 
@@ -51,4 +62,4 @@ bench: .venv/bench-ready
 	touch $@
 
 clean:
-	rm -rf .venv build dist demo src/*.egg-info
+	rm -rf .venv build dist demo site src/*.egg-info

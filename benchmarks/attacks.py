@@ -151,9 +151,14 @@ def resnet(args: argparse.Namespace) -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def bim_case(
-    model: nn.Module, fast: tuple[nn.Module, nn.Module] | None, x: Tensor, y: Tensor, eps: float, size: int,
+    model: nn.Module,
+    fast: tuple[nn.Module, nn.Module] | None,
+    x: Tensor,
+    y: Tensor,
+    eps: float,
+    size: int,
     args: argparse.Namespace,
-) -> dict:  # fmt: skip
+) -> dict:
     """Everyone on `model`; ours, and one peer, also on `fast`, which is `model` compiled, for us and for the peer."""
     steps, a, cuda = args.steps, eps / args.steps, args.device == "cuda"
     start = args.attack == "pgd"  # at random
@@ -202,10 +207,14 @@ def bim_case(
     for p in model.parameters():
         p.grad = None  # foolbox leaves its gradients behind
     row = {
-        "images": len(x), "batch": size, "steps": steps, "eps": eps, "rounds": args.pairs,
+        "images": len(x),
+        "batch": size,
+        "steps": steps,
+        "eps": eps,
+        "rounds": args.pairs,
         "seconds": {k: statistics.median(v) for k, v in times.items()},
         "times_faster_than": ratios(times),
-    }  # fmt: skip
+    }
     if fast is not None:
         row["compiled_times_faster_than"] = ratios(times, "ours, compiled")
     return row | beside_bare
@@ -257,11 +266,16 @@ def worst_case(model: nn.Module, x: Tensor, y: Tensor, eps: float, args: argpars
             label = torch.cat([model(v).argmax(1) for v in found[who].to(x.device).split(size)])
             robust[who] = 100 * (label == y).double().mean().item()
     return {
-        "images": len(x), "batch": size, "eps": eps, "norm": "linf", "rounds": args.worst_rounds,
+        "images": len(x),
+        "batch": size,
+        "eps": eps,
+        "norm": "linf",
+        "rounds": args.worst_rounds,
         "seconds": {k: statistics.median(v) for k, v in times.items()},
         "times_faster_than": ratios(times),
-        "clean_accuracy": 100 * found["clean"].double().mean().item(), "robust_accuracy": robust,
-    }  # fmt: skip
+        "clean_accuracy": 100 * found["clean"].double().mean().item(),
+        "robust_accuracy": robust,
+    }
 
 
 def bench_worst(args: argparse.Namespace) -> dict:
@@ -365,9 +379,13 @@ def main() -> None:
             versions[peer] = importlib.metadata.version(peer)
     device = torch.cuda.get_device_name() if args.device == "cuda" else platform.processor() or platform.machine()
     report: dict = {
-        "benchmark": "attacks", "versions": versions, "device": device, "threads": torch.get_num_threads(),
-        "commit": code_version(), "settings": settings,
-    }  # fmt: skip
+        "benchmark": "attacks",
+        "versions": versions,
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "commit": code_version(),
+        "settings": settings,
+    }
     benches = {"bim": bench_bim, "worst": bench_worst, "cw": bench_cw, "jsma": bench_jsma, "scaling": bench_scaling}
     for part, bench in benches.items():
         if part in wanted:

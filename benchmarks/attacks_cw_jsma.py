@@ -83,10 +83,17 @@ def both_compiled(model: nn.Module) -> tuple[nn.Module, nn.Module]:
 
 
 def bench_cw(
-    device: str, model: nn.Module | None = None, x: Tensor | None = None, y: Tensor | None = None, *,
-    n: int | None = None, steps: int | None = None, search_steps: int = 9, rounds: int = 1,
+    device: str,
+    model: nn.Module | None = None,
+    x: Tensor | None = None,
+    y: Tensor | None = None,
+    *,
+    n: int | None = None,
+    steps: int | None = None,
+    search_steps: int = 9,
+    rounds: int = 1,
     paper: bool = False,
-) -> dict:  # fmt: skip
+) -> dict:
     """`n` images beside foolbox at search_steps x steps; on CUDA also ours alone at 9 x 10,000 (`paper`)."""
     cuda = device == "cuda"
     n, steps = n or (1000 if cuda else 60), steps or (200 if cuda else 1000)
@@ -124,9 +131,12 @@ def bench_cw(
     mine = results["ours"]
     l2 = {name: r.l2 if name.startswith("ours") else r for name, r in results.items()}
     out: dict = {
-        "images": len(x), "search_steps": search_steps, "steps": steps, "rounds": rounds,
+        "images": len(x),
+        "search_steps": search_steps,
+        "steps": steps,
+        "rounds": rounds,
         "iterations_an_image": mine.steps.double().mean().item(),
-    }  # fmt: skip
+    }
     print(f"cw: {len(x)} images of {tuple(x.shape[1:])}, {search_steps} x {steps} iterations")
     for name, column in times.items():
         common = l2[name].isfinite() & l2["ours"].isfinite()
@@ -152,21 +162,32 @@ def bench_cw(
         seconds, result = timed(lambda: CarliniWagner()(compiled(model), x, y), device)
         hit = result.success
         out["paper_budget"] = {
-            "images": len(x), "search_steps": 9, "steps": 10_000, "seconds": seconds,
-            "success": hit.double().mean().item(), "mean_l2": result.l2[hit].double().mean().item(),
+            "images": len(x),
+            "search_steps": 9,
+            "steps": 10_000,
+            "seconds": seconds,
+            "success": hit.double().mean().item(),
+            "mean_l2": result.l2[hit].double().mean().item(),
             "mean_distortion": result.distortion[hit].double().mean().item(),
             "iterations_an_image": result.steps.double().mean().item(),
             "most_iterations": int(result.steps.max()),
             "peak_gib": torch.cuda.max_memory_allocated() / GIB,
-        }  # fmt: skip
+        }
         print("  the paper's budget, ours:", {k: round(v, 4) for k, v in out["paper_budget"].items()})
     return out
 
 
 def bench_jsma(
-    device: str, model: nn.Module | None = None, x: Tensor | None = None, y: Tensor | None = None, *,
-    n: int | None = None, theta: float = 1.0, gamma: float = 0.1, rounds: int | None = None,
-) -> dict:  # fmt: skip
+    device: str,
+    model: nn.Module | None = None,
+    x: Tensor | None = None,
+    y: Tensor | None = None,
+    *,
+    n: int | None = None,
+    theta: float = 1.0,
+    gamma: float = 0.1,
+    rounds: int | None = None,
+) -> dict:
     """`n` images beside torchattacks: pairs, the same theta, gamma and targets; on CUDA also 1,000 of ours."""
     cuda = device == "cuda"
     n, rounds = n or (8 if cuda else 60), rounds or (1 if cuda else 3)
@@ -215,11 +236,13 @@ def bench_jsma(
             settings = {"eps": theta, "pairs": pairs, "max_share": gamma, "memory_limit": int(1.4 * GIB)}
             seconds, result = timed(lambda: JSMA(**settings)(model, many, labels, target=target), device)  # noqa: B023
             row = {
-                "images": len(many), "seconds": seconds, "success": result.success.double().mean().item(),
+                "images": len(many),
+                "seconds": seconds,
+                "success": result.success.double().mean().item(),
                 "mean_steps": result.steps.double().mean().item(),
                 "peak_gib": torch.cuda.max_memory_allocated() / GIB,
                 "reserved_gib": torch.cuda.max_memory_reserved() / GIB,
-            }  # fmt: skip
+            }
             out["1,000 images, " + ("pairs" if pairs else "one pixel")] = row
             print(f"  {'pairs' if pairs else 'one pixel'}, ours:", {k: round(v, 3) for k, v in row.items()})
     return out

@@ -37,37 +37,47 @@ LAYERS = [(10, 16, 16, 1, 32), (1, 16, 32, 2, 32), (9, 32, 32, 1, 16), (1, 32, 6
 PASSES = ("forward", "input_grad", "weight_grad")
 CALLS = 20  # in a graph
 
+
+def cuts(kind: type, text: str) -> list:
+    """A Gather or a Split for each "pixels/taps/tiles or splits/warps/stages" in the text."""
+    return [kind(*map(int, cut.split("/"))) for cut in text.split()]
+
+
 GATHERS = {  # by the channels read; taps = 8 with one tile reads through the L1 cache, more stages through L2 alone
-    16: [Gather(64, 8, 1, 4, 1), Gather(128, 8, 1, 4, 1), Gather(128, 8, 1, 8, 1), Gather(256, 8, 1, 8, 1),
-         Gather(64, 8, 4, 4, 1), Gather(128, 8, 2, 4, 1), Gather(128, 8, 4, 4, 2), Gather(128, 3, 1, 4, 1),
-         Gather(128, 1, 1, 4, 4)],
-    32: [Gather(64, 8, 1, 4, 1), Gather(64, 8, 1, 8, 1), Gather(128, 8, 1, 4, 1), Gather(128, 8, 1, 8, 1),
-         Gather(64, 8, 2, 4, 1), Gather(64, 8, 2, 4, 2), Gather(64, 3, 1, 4, 1), Gather(64, 3, 1, 4, 3),
-         Gather(64, 1, 1, 4, 4)],
-    64: [Gather(64, 8, 1, 4, 1), Gather(64, 8, 1, 8, 1), Gather(64, 3, 1, 4, 1), Gather(64, 3, 1, 8, 1),
-         Gather(64, 3, 1, 8, 2), Gather(64, 1, 1, 4, 1), Gather(64, 1, 1, 4, 4), Gather(64, 1, 1, 8, 4),
-         Gather(32, 1, 1, 4, 4), Gather(64, 1, 1, 4, 6)],
-}  # fmt: skip
+    16: cuts(
+        Gather,
+        "64/8/1/4/1 128/8/1/4/1 128/8/1/8/1 256/8/1/8/1 64/8/4/4/1 128/8/2/4/1 128/8/4/4/2 128/3/1/4/1 128/1/1/4/4",
+    ),
+    32: cuts(
+        Gather, "64/8/1/4/1 64/8/1/8/1 128/8/1/4/1 128/8/1/8/1 64/8/2/4/1 64/8/2/4/2 64/3/1/4/1 64/3/1/4/3 64/1/1/4/4"
+    ),
+    64: cuts(
+        Gather,
+        "64/8/1/4/1 64/8/1/8/1 64/3/1/4/1 64/3/1/8/1 64/3/1/8/2 64/1/1/4/1 64/1/1/4/4 64/1/1/8/4 32/1/1/4/4 64/1/1/4/6",
+    ),
+}
 WIDE = {  # more, for float32, whose tiles take twice the memory
-    16: [Gather(128, 1, 1, 4, 3), Gather(128, 1, 1, 8, 3), Gather(256, 1, 1, 8, 3), Gather(128, 3, 1, 8, 1),
-         Gather(64, 3, 1, 4, 1), Gather(64, 8, 2, 4, 1), Gather(128, 8, 4, 8, 1)],
-    32: [Gather(32, 8, 1, 4, 1), Gather(128, 1, 1, 4, 3), Gather(128, 1, 1, 8, 3), Gather(64, 1, 1, 4, 3),
-         Gather(64, 3, 1, 8, 1), Gather(128, 3, 1, 8, 1), Gather(64, 3, 1, 4, 2), Gather(128, 1, 1, 4, 1)],
-    64: [Gather(32, 3, 1, 4, 1), Gather(32, 3, 1, 4, 2), Gather(64, 1, 1, 4, 3), Gather(128, 1, 1, 8, 3),
-         Gather(64, 1, 1, 8, 3), Gather(32, 1, 1, 4, 3), Gather(64, 3, 1, 4, 2), Gather(32, 1, 1, 4, 1)],
-}  # fmt: skip
+    16: cuts(Gather, "128/1/1/4/3 128/1/1/8/3 256/1/1/8/3 128/3/1/8/1 64/3/1/4/1 64/8/2/4/1 128/8/4/8/1"),
+    32: cuts(Gather, "32/8/1/4/1 128/1/1/4/3 128/1/1/8/3 64/1/1/4/3 64/3/1/8/1 128/3/1/8/1 64/3/1/4/2 128/1/1/4/1"),
+    64: cuts(Gather, "32/3/1/4/1 32/3/1/4/2 64/1/1/4/3 128/1/1/8/3 64/1/1/8/3 32/1/1/4/3 64/3/1/4/2 32/1/1/4/1"),
+}
 SCATTERS = [Gather(64, 1, 1, 4, 1), Gather(64, 1, 1, 8, 1), Gather(128, 1, 1, 4, 1), Gather(128, 1, 1, 8, 1)]
 SPLITS = {  # by the channels of x
-    16: [Split(128, 8, 264, 4, 1), Split(128, 8, 512, 4, 1), Split(64, 8, 264, 4, 1), Split(64, 8, 512, 4, 1),
-         Split(128, 8, 264, 8, 1), Split(128, 8, 132, 4, 3), Split(64, 8, 264, 4, 3), Split(128, 3, 176, 4, 1),
-         Split(128, 3, 88, 4, 3)],
-    32: [Split(64, 8, 132, 4, 1), Split(64, 8, 132, 8, 1), Split(64, 8, 64, 8, 2), Split(64, 3, 64, 4, 1),
-         Split(64, 3, 128, 4, 1), Split(64, 3, 64, 4, 3), Split(128, 3, 64, 8, 1), Split(64, 1, 32, 4, 3),
-         Split(64, 1, 64, 4, 1)],
-    64: [Split(64, 1, 16, 4, 1), Split(64, 1, 16, 4, 3), Split(64, 1, 32, 4, 1), Split(64, 1, 32, 4, 3),
-         Split(64, 1, 64, 4, 1), Split(128, 1, 16, 4, 2), Split(64, 3, 32, 8, 1), Split(64, 3, 44, 8, 2),
-         Split(64, 3, 44, 4, 1)],
-}  # fmt: skip
+    16: cuts(
+        Split,
+        "128/8/264/4/1 128/8/512/4/1 64/8/264/4/1 64/8/512/4/1 128/8/264/8/1 "
+        "128/8/132/4/3 64/8/264/4/3 128/3/176/4/1 128/3/88/4/3",
+    ),
+    32: cuts(
+        Split,
+        "64/8/132/4/1 64/8/132/8/1 64/8/64/8/2 64/3/64/4/1 "
+        "64/3/128/4/1 64/3/64/4/3 128/3/64/8/1 64/1/32/4/3 64/1/64/4/1",
+    ),
+    64: cuts(
+        Split,
+        "64/1/16/4/1 64/1/16/4/3 64/1/32/4/1 64/1/32/4/3 64/1/64/4/1 128/1/16/4/2 64/3/32/8/1 64/3/44/8/2 64/3/44/4/1",
+    ),
+}
 
 
 class Case:
@@ -254,25 +264,39 @@ def main() -> None:
     for key in ("cudnn_us", "ours_us", "best_us"):
         totals[key] = sum(row["count"] * row.get(key, float("nan")) for row in rows) + first_us
     print(f"\nall convolutions of a Resnet-32 step, batch {args.batch}, {first_us:.1f} us of them 3->16 by cuDNN:")
-    print(f"  cuDNN {totals['cudnn_us']:.0f} us, ours {totals['ours_us']:.0f} us, best cuts {totals['best_us']:.0f} us;"
-          f" cuDNN / ours = {totals['cudnn_us'] / totals['ours_us']:.2f}")  # fmt: skip
+    print(
+        f"  cuDNN {totals['cudnn_us']:.0f} us, ours {totals['ours_us']:.0f} us, best cuts {totals['best_us']:.0f} us;"
+        f" cuDNN / ours = {totals['cudnn_us'] / totals['ours_us']:.2f}"
+    )
     for which in passes:
-        part = [sum(r["count"] * r.get(key, float("nan")) for r in rows if r["pass"] == which)
-                for key in ("cudnn_us", "ours_us", "best_us")]  # fmt: skip
+        part = [
+            sum(r["count"] * r.get(key, float("nan")) for r in rows if r["pass"] == which)
+            for key in ("cudnn_us", "ours_us", "best_us")
+        ]
         print(f"  {which}: cuDNN {part[0]:.0f}, ours {part[1]:.0f}, best cuts {part[2]:.0f} us")
     print(f"took {time.perf_counter() - began:.0f} s")
     if args.out:
         import triton
 
         settings = {
-            "device": torch.cuda.get_device_name(), "mmlda": mmlda.__version__, "torch": torch.__version__,
-            "triton": triton.__version__, "cudnn": torch.backends.cudnn.version(), "python": platform.python_version(),
-            "threads": torch.get_num_threads(), "seed": 0, "batch": args.batch, "dtype": args.dtype,
+            "device": torch.cuda.get_device_name(),
+            "mmlda": mmlda.__version__,
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+            "cudnn": torch.backends.cudnn.version(),
+            "python": platform.python_version(),
+            "threads": torch.get_num_threads(),
+            "seed": 0,
+            "batch": args.batch,
+            "dtype": args.dtype,
             "calls_in_a_graph": CALLS,
-        }  # fmt: skip
+        }
         with open(args.out, "w") as file:
-            json.dump({"settings": settings, "floor_us": floor, "first_us": first_us, "totals": totals, "rows": rows},
-                      file, indent=1)  # fmt: skip
+            json.dump(
+                {"settings": settings, "floor_us": floor, "first_us": first_us, "totals": totals, "rows": rows},
+                file,
+                indent=1,
+            )
 
 
 if __name__ == "__main__":

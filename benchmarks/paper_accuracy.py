@@ -34,8 +34,10 @@ def variants(steps: int, root: str) -> list[Job]:
         "coupled-2e-5": (dataclasses.replace(base, weight_decay=2e-5), model),
         "preactivation": (base, {**model, "preactivation": True}),
     }
-    return [Job(name=name, model=config, recipe=recipe, data="cifar10", part=("holdout", 5000, 0), root=root)
-            for name, (recipe, config) in changes.items()]  # fmt: skip
+    return [
+        Job(name=name, model=config, recipe=recipe, data="cifar10", part=("holdout", 5000, 0), root=root)
+        for name, (recipe, config) in changes.items()
+    ]
 
 
 def best(folder: str) -> Job:

@@ -56,8 +56,15 @@ def plain(data: ImageData, recipe: Recipe, config: dict, device: str, workers: i
     model = build(config, seed=0).to(device).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=recipe.lr, momentum=0.9, weight_decay=recipe.weight_decay)
     images = Images(data, recipe.pad, recipe.flip)
-    loader = DataLoader(images, recipe.batch_size, shuffle=True, drop_last=True, num_workers=workers,
-                        pin_memory=device == "cuda", persistent_workers=workers > 0)  # fmt: skip
+    loader = DataLoader(
+        images,
+        recipe.batch_size,
+        shuffle=True,
+        drop_last=True,
+        num_workers=workers,
+        pin_memory=device == "cuda",
+        persistent_workers=workers > 0,
+    )
     while True:
         for x, y in loader:
             x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
