@@ -67,10 +67,10 @@ def view(browser, address):
             lambda message: message.type in ("log", "info", "debug") or troubles.append(f"{tab.url}: {message.text}"),
         )
         tab.on("pageerror", lambda error: troubles.append(f"{tab.url}: error: {error}"))
-        # Leaving a page aborts what it was still loading, such as its icon: that is no failure.
+        aborted = "net::ERR_ABORTED"  # leaving a page aborts what it was still loading, such as its icon
         tab.on(
             "requestfailed",
-            lambda request: request.failure == "net::ERR_ABORTED" or troubles.append(f"{tab.url}: failed: {request.url}"),
+            lambda request: request.failure == aborted or troubles.append(f"{tab.url}: failed: {request.url}"),
         )
         tab.on(
             "response",
