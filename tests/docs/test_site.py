@@ -70,7 +70,7 @@ def view(browser, address):
         # Leaving a page aborts what it was still loading, such as its icon: that is no failure.
         tab.on(
             "requestfailed",
-            lambda request: request.failure == "net::ERR_ABORTED" or troubles.append(f"{tab.url}: failed: {request.url}"),
+            lambda lost: lost.failure == "net::ERR_ABORTED" or troubles.append(f"{tab.url}: failed: {lost.url}"),
         )
         tab.on(
             "response",
