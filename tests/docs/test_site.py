@@ -2,6 +2,7 @@
 
 import functools
 import http.server
+import importlib
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import threading
 from pathlib import Path
 
 import pytest
+
+import mmlda
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -141,6 +144,20 @@ def test_copying_a_command_leaves_out_its_prompt(view, address):
     block.locator("button.copybtn").click()
     copied = tab.evaluate("navigator.clipboard.readText()")
     assert copied.splitlines()[-2:] == ["pip install .", "mmlda --version"]
+
+
+PACKAGES = "attacks audit data evaluation integrations.export models paper report results theory training zoo"
+
+
+def test_the_reference_has_every_public_name(site):
+    inventory = pytest.importorskip("sphinx.util.inventory").InventoryFile.loads(
+        (site / "objects.inv").read_bytes(), uri=""
+    )
+    entries = (name for kind, names in inventory.data.items() if kind.startswith("py:") for name in names)
+    documented = {name.rpartition(".")[2] for name in entries}
+    modules = [importlib.import_module(f"mmlda.{package}") for package in PACKAGES.split()]
+    public = {name for module in (mmlda, *modules) for name in module.__all__} - {"__version__"}
+    assert not public - documented
 
 
 def test_the_reference_comes_from_the_docstrings(view):
