@@ -34,7 +34,7 @@ def verdict(results: Results, claim: str) -> str:
         places.setdefault(r.holds, set()).add("Adam" if ADAM.has(r) else DATA[r.dataset])
     first = max(places, key=lambda holds: (len(places[holds]), "CIFAR-10" in places[holds]))
     others = [f"{', '.join(sorted(names))}: {VERDICTS[holds]}" for holds, names in places.items() if holds != first]
-    return VERDICTS[first] + (f" ({'; '.join(others)})" if others else "")
+    return VERDICTS[first] + (f" ({'; '.join(others)})".replace("**", "") if others else "")
 
 
 def overview(results: Results) -> str:
@@ -58,7 +58,7 @@ def overview(results: Results) -> str:
         cells = {data: gaps(results, data, row) for data in numbers.DATASETS}
         held = all(within(data, found) == len(found) for data, found in cells.items())
         words = {data: f"{within(data, found)} of {len(found)}" for data, found in cells.items()}
-        return f"{words['cifar10']} (MNIST {words['mnist']})", VERDICTS[held]
+        return f"{words['cifar10']}, MNIST {words['mnist']}", VERDICTS[held]
 
     (near_mmlda, reproduced_mmlda), (near_sr, reproduced_sr) = near(MMLDA), near(SR)
     (fig3,), (theory,) = select(results, "claim", claim="fig3"), select(results, "theory")
@@ -80,7 +80,7 @@ def overview(results: Results) -> str:
             near_sr=near_sr,
             reproduced_mmlda=reproduced_mmlda,
             reproduced_sr=reproduced_sr,
-            tuned=sides(results, "cifar10", SAT, HAT),
+            tuned=sides(results, "cifar10", SAT, HAT).replace("above", "above SR"),
             paper_distortion=pair(lambda *at: fixed(numbers.TABLE3[at], 2), adam=False),
             distortion=pair(ours("table3", 2, fixed, target="random")),
             broken=percent(value("success")),
@@ -90,7 +90,7 @@ def overview(results: Results) -> str:
             same_label=percent(value("priors"), 2),
             distance=f"{theory.number:.1e}",
             theory=VERDICTS[theory.holds],
-            bayes=", ".join(f"{ten['y'][k]:.2g} at C = {ten['x'][k]:g}" for k in (0, -1)) + " (L = 10)",
+            bayes=", ".join(f"{ten['y'][k]:.2g} at C = {ten['x'][k]:g}" for k in (0, -1)),
             bayes_falls=VERDICTS[all(a > b or a == b == 0 for c in curves for a, b in zip(c["y"], c["y"][1:]))],
         )
     )

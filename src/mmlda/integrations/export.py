@@ -49,7 +49,7 @@ class _Outputs(nn.Module):
 
 
 def export(model: Any, path: str | Path, *, images: Tensor | None = None, root: str | Path | None = None) -> Path:
-    """Write a network as `.onnx` (extra `mmlda[onnx]`) or `.pt2` and check the file against it.
+    """Write a network as ONNX (extra `mmlda[onnx]`) or ``.pt2``, and check the file against it.
 
     The input, "images" (or "features" for a table), is float32 with any number of rows; the outputs are "logits" and
     "probabilities". The file is compared with the network on random and on real inputs in batches of 1, 3 and 17. If
