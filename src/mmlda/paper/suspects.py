@@ -200,7 +200,7 @@ def verdicts(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def _network(result: Result) -> tuple[str, str | None, bool]:
-    """What tells the networks of one dataset apart: recipe, variant, and whether it ships."""
+    """What distinguishes the networks of one dataset: recipe, variant, and whether it ships."""
     return result.recipe, result.cell.get("variant"), bool(result.cell.get("shipped"))
 
 
