@@ -62,7 +62,7 @@ def cards(folder: str | Path = RESULTS) -> dict[str, str]:
         clean = percent(about["accuracy"], 2)
         limits = [LIMITS[str(r.value)].format(size(r.eps or 0.0)) for r in audits] or ["robustness not audited"]
         limits += ["weights rounded to half precision"] if about.get("stored") == "float16" else []
-        head = "Max-Mahalanobis" if "C" in about["model"] else "softmax"
+        head = "MM-LDA" if "C" in about["model"] else "softmax"
         left = [percent(mean(select(here, "worst", eps=eps))) for eps in SHOWN]
         rows.append([f"[{name}](#{name})", head, clean, *left, audit])
         text += f"\n## {name}\n\n" + table(

@@ -164,5 +164,8 @@ def test_the_reference_comes_from_the_docstrings(view):
     tab = view("reference/models.html")
     entry = tab.locator("#mmlda\\.models\\.MaxMahalanobisHead").locator("..")
     assert "num_classes" in entry.inner_text() and ">>>" in entry.inner_text()
+    assert (
+        entry.locator("dt[id$='.loss'], dt[id$='.predict_proba']").count() == 2
+    )  # inherited from a private base class
     tab = view("reference/command-line.html")
     assert "--deterministic" in tab.locator("#mmlda-train").inner_text()
