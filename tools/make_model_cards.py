@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from from_results import DATA, RESULTS, ROOT, load, mean, percent, select, size, table, write
+from from_results import RESULTS, ROOT, load, mean, percent, select, size, table, write
 
 from mmlda import zoo
 from mmlda.results import Result, weights_digest
@@ -62,9 +62,9 @@ def cards(folder: str | Path = RESULTS) -> dict[str, str]:
         clean = percent(about["accuracy"], 2)
         limits = [LIMITS[str(r.value)].format(size(r.eps or 0.0)) for r in audits] or ["robustness not audited"]
         limits += ["weights rounded to half precision"] if about.get("stored") == "float16" else []
-        head = "Max-Mahalanobis" if "C" in about["model"] else "softmax"
+        head = "MM-LDA" if "C" in about["model"] else "softmax"
         left = [percent(mean(select(here, "worst", eps=eps))) for eps in SHOWN]
-        rows.append([f"[{name}](#{name})", DATA[about["data"]], head, clean, *left, audit])
+        rows.append([f"[{name}](#{name})", head, clean, *left, audit])
         text += f"\n## {name}\n\n" + table(
             f'`mmlda.load("{name}")` | ',
             [
@@ -77,7 +77,7 @@ def cards(folder: str | Path = RESULTS) -> dict[str, str]:
             ],
         )
     columns = "".join(f" | worst case at {size(eps)}" for eps in SHOWN)
-    columns = f"network | data | head | test accuracy, %{columns} | audit"
+    columns = f"network | head | test accuracy, %{columns} | audit"
     return {"networks": table(columns, rows), "cards": text.lstrip("\n")}
 
 

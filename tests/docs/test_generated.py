@@ -75,7 +75,11 @@ def test_verdicts_name_their_places_only_where_they_differ():
     claims = [result("claim", 1.0, data=data, row=MMLDA, claim="table1", holds=True) for data in numbers.DATASETS]
     assert make_claims.verdict(claims, "table1") == "**holds**"
     claims.append(result("claim", 1.0, row=ADAM, claim="table1", holds=None))
-    assert make_claims.verdict(claims, "table1") == "not decided: CIFAR-10 (Adam); **holds**: CIFAR-10, MNIST"
+    assert make_claims.verdict(claims, "table1") == "**holds** (Adam: not decided)"
+    tied = [
+        result("claim", 1.0, data=d, claim="fig4", holds=False if d == "cifar10" else None) for d in numbers.DATASETS
+    ]
+    assert make_claims.verdict(tied, "fig4") == "**does not hold** (MNIST: not decided)"
 
 
 def test_jsma_is_read_in_the_way_that_fits_the_row_best():

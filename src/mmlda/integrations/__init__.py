@@ -1,1 +1,1 @@
-"""Doors from other tools: scikit-learn's estimators, ONNX and torch.export files, Hugging Face's layout."""
+"""Integrations with other tools: scikit-learn, ONNX and torch.export files, Hugging Face."""

@@ -49,20 +49,40 @@ class _Outputs(nn.Module):
 
 
 def export(model: Any, path: str | Path, *, images: Tensor | None = None, root: str | Path | None = None) -> Path:
-    """Write a network as `.onnx` (extra `mmlda[onnx]`) or `.pt2` and check the file against it.
+    """Write a network as ONNX (extra `mmlda[onnx]`) or ``.pt2``, and check the file against it.
 
     The input, "images" (or "features" for a table), is float32 with any number of rows; the outputs are "logits" and
-    "probabilities". The file is compared with the network on random and on real inputs in batches of 1, 3 and 17. A
-    difference above 1e-4 of the largest logit, or another class that is not a tie, raises `ExportMismatch` and leaves
-    no file.
+    "probabilities". The file is compared with the network on random and on real inputs in batches of 1, 3 and 17. If
+    they differ by more than 1e-4 of the largest logit, or in a class that is not a tie, no file is left.
 
-    Args:
-        model: a `Classifier`, a fitted `MaxMahalanobisClassifier`, the name of a network that ships, or a run's folder.
-        path: where to write; the suffix chooses the format.
-        images: real inputs to compare on, floats [N, C, H, W] in [0, 1] or [N, D]. By default those of the dataset of
-            a network given by name if they are on this machine, else the digits that come with the package, resized.
-        root: where datasets are looked for, as in `mmlda.data.load`.
+    Parameters
+    ----------
+    model
+        A `Classifier`, a fitted `MaxMahalanobisClassifier`, the name of a network that ships, or a run's folder.
+    path
+        File to write; its suffix selects the format.
+    images
+        Real inputs to compare on, floats `[N, C, H, W]` in [0, 1] or `[N, D]` (default: those of the dataset of a
+        network given by name if they are on this machine, else scikit-learn's digits, resized).
+    root
+        Folder of the datasets, as in `mmlda.data.load`.
 
+    Returns
+    -------
+    Path
+        `path`.
+
+    Raises
+    ------
+    ExportMismatch
+        If the file does not compute what the network computes.
+    ImportError
+        If the extra `mmlda[onnx]` is missing.
+    ValueError
+        If the suffix is another one, or `images` are needed and not given.
+
+    Examples
+    --------
     >>> import tempfile
     >>> from mmlda.models import build
     >>> model = build({"backbone": "mlp", "inputs": 4, "num_classes": 3}, seed=0)

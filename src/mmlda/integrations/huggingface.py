@@ -32,15 +32,50 @@ __all__ = ["HubClassifier"]
 class HubClassifier(Classifier, ModelHubMixin, library_name="mmlda", pipeline_tag="image-classification"):
     """A `Classifier` with `save_pretrained`, `from_pretrained` and `push_to_hub`.
 
-    Make one from a network of your own with `HubClassifier.of(model)`. `card` describes it in the model card: data,
-    accuracy, recipe. Weights are read from safetensors only, never from a pickle.
+    Create one from your own network with `HubClassifier.of(model)`. Weights are read from safetensors only, never from
+    a pickle.
+
+    Attributes
+    ----------
+    card
+        Facts for the model card: data, accuracy, recipe.
+
+    Examples
+    --------
+    >>> HubClassifier.from_pretrained("mnist-mmlda").card["data"]
+    'mnist'
     """
 
     card: dict[str, Any]
 
     @classmethod
     def of(cls, model: nn.Module, /, **card: Any) -> Self:
-        """A HubClassifier that shares the modules of `model`, a `Classifier` with a backbone of this package."""
+        """Wrap a network; the result shares its modules.
+
+        Parameters
+        ----------
+        model
+            A `Classifier` with a backbone of this package.
+        **card
+            Facts for the model card: `name`, `data`, `accuracy`, `test_images`, `recipe`.
+
+        Returns
+        -------
+        HubClassifier
+            The network, with `save_pretrained` and `push_to_hub`.
+
+        Raises
+        ------
+        ValueError
+            If `model` is not a `Classifier`.
+
+        Examples
+        --------
+        >>> from mmlda.models import build
+        >>> model = build({"backbone": "mlp", "inputs": 4, "num_classes": 3}, seed=0)
+        >>> HubClassifier.of(model, data="iris").num_classes
+        3
+        """
         if not isinstance(model, Classifier):
             raise invalid("model", "a Classifier", type(model).__name__)
         hub = cls.__new__(cls)
@@ -56,7 +91,25 @@ class HubClassifier(Classifier, ModelHubMixin, library_name="mmlda", pipeline_ta
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Self:
-        """A network in eval mode: a folder, the name of a network that ships, or the id of a repository on the Hub."""
+        """Load a network in eval mode.
+
+        Parameters
+        ----------
+        pretrained_model_name_or_path
+            A folder, the name of a network that ships, or the id of a repository on the Hub.
+        **options
+            Passed to huggingface_hub, such as `revision` or `token`.
+
+        Returns
+        -------
+        HubClassifier
+            The network.
+
+        Raises
+        ------
+        ValueError
+            If the folder has no `config.json` or no `model.safetensors`.
+        """
         source = pretrained_model_name_or_path
         if str(source) in names() and not Path(source).is_dir():
             return cls.of(load(str(source)), **about(str(source))).eval()

@@ -125,7 +125,25 @@ class MaxMahalanobisClassifier(ClassifierMixin, BaseEstimator):
         self.verbose = verbose
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Train on X, [N, D] or images, and labels y, [N]."""
+        """Train the network.
+
+        Parameters
+        ----------
+        X
+            A table `[N, D]`, or images `[N, H, W]` or `[N, C, H, W]`.
+        y
+            Labels `[N]`, numbers or strings, of at least two classes.
+
+        Returns
+        -------
+        MaxMahalanobisClassifier
+            The estimator itself.
+
+        Raises
+        ------
+        ValueError
+            If the data or a parameter is invalid.
+        """
         max_iter, batch_size = check_count("max_iter", self.max_iter, 1), check_count("batch_size", self.batch_size, 1)
         x, y = self._training_data(X, y)
         self.classes_, labels = np.unique(y, return_inverse=True)
@@ -238,16 +256,49 @@ class MaxMahalanobisClassifier(ClassifierMixin, BaseEstimator):
         return _logits(self.model_, x).cpu()
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """Logits [N, L]; for two classes their difference, [N], which is positive for `classes_[1]`."""
+        """Compute logits.
+
+        Parameters
+        ----------
+        X
+            Data of the shape that `fit` saw.
+
+        Returns
+        -------
+        ndarray
+            Logits `[N, L]`; for two classes their difference `[N]`, which is positive for `classes_[1]`.
+        """
         logits = self._logits(X)
         return (logits[:, 1] - logits[:, 0] if len(self.classes_) == 2 else logits).numpy()
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """P(y = k | x) for every class, [N, L], in the order of `classes_`."""
+        """Compute the probability of each class.
+
+        Parameters
+        ----------
+        X
+            Data of the shape that `fit` saw.
+
+        Returns
+        -------
+        ndarray
+            Probabilities P(y = k | x) `[N, L]`, in the order of `classes_`.
+        """
         return self._logits(X).softmax(1).numpy()
 
     def predict(self, X: Any) -> np.ndarray:
-        """The most probable class of each row, [N]."""
+        """Predict the most probable class.
+
+        Parameters
+        ----------
+        X
+            Data of the shape that `fit` saw.
+
+        Returns
+        -------
+        ndarray
+            Labels `[N]`.
+        """
         classes = self._logits(X).argmax(1).numpy()
         return self.classes_[classes]
 

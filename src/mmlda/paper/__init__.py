@@ -1,6 +1,6 @@
 """The paper, one function per table and figure: every number beside the paper's, every sentence with a verdict.
 
-Each takes a `Setup` (data, steps, images, seeds, folder), does what is not done yet, and leaves one file per result.
+Each takes a `Setup` (data, steps, images, seeds, folder), computes what is missing, and writes one file per result.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ BESIDE = ("suspects", "pgd")  # not part of the paper
 
 
 def reproduce(name: str, setup: Setup) -> list[Result]:
-    """Reproduce a table or figure; results that exist already are kept.
+    """Reproduce a table or figure; existing results are kept.
 
-    Two parts are not in the paper and not among "all": "suspects", ten more networks that ask why its Table 2 looks as
-    it does, and "pgd", networks that were trained to be robust.
+    Two parts are not in the paper and not included in "all": "suspects", ten networks that test what would explain its
+    Table 2, and "pgd", networks trained to be robust.
 
     Parameters
     ----------

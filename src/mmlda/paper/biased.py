@@ -29,8 +29,8 @@ Labels = dict[tuple[str, Row], Tensor]
 def fig3(setup: Setup, sets: Sequence[str] | None = None) -> list[Result]:
     """Accuracy on class-biased sets: SR, and MM-LDA with uniform and with true priors; one seed.
 
-    Ends in a paired test over the sets, and in how often uniform and true priors give the same label: on one network
-    whose priors are exchanged, and on two that were trained with either.
+    Then a paired test over the sets, and how often uniform and true priors give the same label: on one network whose
+    priors are exchanged, and on two networks, each trained with one of them.
     """
     jobs = _biased_jobs(setup, sets, MODELS)
     results, labels = _biased(setup, jobs)
@@ -40,7 +40,7 @@ def fig3(setup: Setup, sets: Sequence[str] | None = None) -> list[Result]:
 def fig3_control(setup: Setup, sets: Sequence[str] | None = None) -> list[Result]:
     """SR trained by MM-LDA's own recipe, beside the results of `fig3` in the same folder.
 
-    The two rows of Fig. 3 differ in the optimizer as well as in the head; these and MM-LDA's in the head alone.
+    The two rows of Fig. 3 differ in the optimizer and in the head; this control and MM-LDA differ only in the head.
     """
     jobs = _biased_jobs(setup, sets, (CONTROL,))
     ours = {name: _same_job(setup, name, job) for (name, _), job in jobs.items()}

@@ -14,8 +14,8 @@ from mmlda.results import Result, difference_interval
 def paired_errors(first: np.ndarray, second: np.ndarray) -> tuple[float, tuple[float, float]]:
     """The first network's error minus the second's, and a 95% interval; from wrong answers, bool [seeds, images].
 
-    Chance enters twice: in the choice of the images, on which the networks are compared one by one; and in the seeds,
-    where there are several (Welch). The interval allows for both.
+    The interval covers two kinds of chance: the choice of the images, on which the networks are compared one by one,
+    and the seeds, if there are several (Welch).
     """
     from scipy.stats import t
 

@@ -1,4 +1,4 @@
-"""The whole way in two minutes: the paper's tables and figures in small on the embedded digits, and a page of it."""
+"""The whole paper in two minutes: its tables and figures in miniature on scikit-learn's digits, and a report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHORT = 150  # steps of the many networks of Figures 3 and 5
 def demo(out: str | Path = "demo", *, show: bool = True) -> tuple[Path, list[Result]]:
     """Train both heads, attack and audit them, and write `out/report.html`; the page and the results behind it.
 
-    What is in `out` already is not done again.
+    Existing results in `out` are kept.
     """
     from mmlda.report import build
 

@@ -140,9 +140,9 @@ def features(net: Net, x: Tensor, device: str) -> Tensor:
 def semantic(noise: Tensor, images: Tensor) -> tuple[Tensor, Tensor, float]:
     """Which noises are semantic, bool [N]; their correlations with their own image; and the limit.
 
-    A noise is semantic where its correlation with its own image, of either sign, is larger than 99.9% of the
-    correlations of noises with the other images; of noises that know nothing of their image, 0.1% are. A positive one
-    draws the image again, a negative one takes it away: the paper speaks of weakening "the features ... as a whole".
+    A noise is semantic if its correlation with its own image, of either sign, exceeds 99.9% of the correlations of
+    noises with other images; of noises independent of their image, 0.1% are. A positive correlation repeats the image,
+    a negative one removes it: the paper speaks of weakening "the features ... as a whole".
 
     >>> images = torch.rand(300, 20, generator=torch.Generator().manual_seed(0))
     >>> semantic(images * 0.1, images)[0].all().item(), semantic(-images * 0.1, images)[0].all().item()
@@ -217,10 +217,10 @@ def _noises(setup: Setup, net: Net, search: tuple[int, int]) -> tuple[Result, tu
 
 
 def fig4_claim(setup: Setup, ours: Noises, base: Noises) -> Result:
-    """What the correlations of noises and images, with the limit of each network, say about the paper's sentence.
+    """The verdict on the paper's sentence, from the correlations of noises and images and the networks' limits.
 
-    The limit is where chance would put 0.1% of a network's noises. One limit for both networks is as good, and differs
-    where the networks' noises differ as a whole: the claim is decided only if every way gives the same verdict.
+    By chance, 0.1% of a network's noises exceed its limit. One limit for both networks would be as reasonable, so the
+    claim is decided only if every choice of limit gives the same verdict.
     """
     one, other = (float(np.mean([limit for _, limit in rows])) for rows in (ours, base))
     ways = {"each by its own limit": None, "by MM-LDA's limit for both": one, "by SR's limit for both": other}

@@ -1,4 +1,4 @@
-"""What the paper says: its numbers as shares and distortions, and its sentences word for word."""
+"""The paper's numbers, as shares and distortions, and its sentences, word for word."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The networks that the tables have rows for, as values: the head, the recipe, and what else tells them apart."""
+"""The rows of the tables as values: a network's head, its recipe, and what else distinguishes it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Row:
         return same and all(getattr(result, name) == value for name, value in wanted.items())
 
     def label(self, dataset: str, **fields: Any) -> str:
-        """What tables call it; `fields` are further ones of a result."""
+        """Its label in tables; `fields` are further fields of the result."""
         return label(Result(**{"name": "x", "kind": "", "what": "", "value": None, **self.fields(dataset), **fields}))
 
 

@@ -1,4 +1,4 @@
-"""What all tables and figures share: where, on what data, for how long; the networks; and how results are stored."""
+"""What all tables and figures share: the setup, the networks, and how results are stored."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Setup:
         return "" if self.tuning in (None, full) else f"{self.tuning} steps of fine-tuning, not {full}"
 
     def note(self, *more: str, n: int | None = None) -> str:
-        """The scale, where it is not the paper's: data, steps, images, and what else there is to say."""
+        """The scale, where it is not the paper's: data, steps, images, and further remarks."""
         full, images = RECIPES[f"{self.data}-sr"].steps, len(self.sets()[1])
         words = ["digits are not a data set of the paper"] if self.data == "digits" else []
         if self.steps not in (None, full):
@@ -184,13 +184,13 @@ def _shipped(setup: Setup, row: Row) -> Net:
 
 
 def train(setup: Setup, jobs: list[Job], folder: str) -> list[dict[str, Any]]:
-    """Do the jobs that are not done yet; the records of all."""
+    """Run the jobs that are not finished, and return the records of all."""
     where: dict[str, Any] = {"device": setup.device, "at_once": setup.at_once, "ray": setup.ray, "show": setup.show}
     return sweep(jobs, setup.out / folder, **where)
 
 
 def trained(setup: Setup, job: Job, folder: str) -> Classifier:
-    """The network a job has left."""
+    """The network that a job has trained."""
     model = build(job.model)
     model.load_state_dict(load_file(setup.out / folder / f"{job.name}.safetensors"))
     return model.to(setup.device).eval()
@@ -207,7 +207,7 @@ def tuned_cells(eps: Sequence[float] = numbers.EPS) -> list[Cell]:
 def tuned_for(setup: Setup, net: Net, cells: Sequence[Cell]) -> dict[Cell, Net]:
     """The SR network fine-tuned on adversarial examples (B.2) for some cells.
 
-    A HAT network serves every perturbation: its range, 0.02 to 0.20, has Table 2's.
+    A HAT network serves every perturbation: its range, 0.02 to 0.20, contains Table 2's.
     """
     steps = setup.tuning or max(1, round(net.recipe.steps * TUNING[setup.data]))
     nets: dict[str, Net] = {}
@@ -227,7 +227,7 @@ def tuned_for(setup: Setup, net: Net, cells: Sequence[Cell]) -> dict[Cell, Net]:
 
 
 def _tune(setup: Setup, nets: list[Net]) -> None:
-    """Fine-tune some networks side by side; one that another process has in hand is waited for."""
+    """Fine-tune several networks at once; wait for those that another process is training."""
     folder = setup.out / "networks"
     models, recipes = [net.model for net in nets], [net.recipe for net in nets]
     with ExitStack() as stack:
@@ -240,7 +240,7 @@ def _tune(setup: Setup, nets: list[Net]) -> None:
 
 
 def named(setup: Setup, net: Net, kind: str, *parts: str, attack: str = "") -> tuple[str, str]:
-    """What a table of a kind calls a network, and the name of a result about it."""
+    """The label of a network in a table of this kind, and the name of a result about it."""
     settings = net.fields(setup.data)["recipe_settings"]
     words = net.row.label(setup.data, kind=kind, attack=attack, recipe_settings=settings)
     return words, "-".join([kind, setup.data, slug(words), *parts, str(net.seed)])
@@ -271,14 +271,14 @@ def attacked(
 
 
 def kept(setup: Setup, name: str, net: Net, n: int) -> Result | None:
-    """A result that exists already, if it is of the same network and of at least as many images."""
+    """An existing result, if it is about the same network and at least as many images."""
     there = find_result(setup.out, name)
     same = there is not None and there.network_sha256 == net.digest()
     return there if there is not None and same and there.n is not None and there.n >= n else None
 
 
 def required(setup: Setup, name: str, part: str) -> Result:
-    """A result that another part of the paper has left in the same folder."""
+    """A result of another part of the paper in the same folder."""
     found = find_result(setup.out, name)
     if found is None:
         raise ValueError(f"out must have {name}, a result of {part}, got {str(setup.out)!r} without it")
@@ -296,10 +296,10 @@ def beside(result: Result, paper: float | None) -> Result:
 def claim(
     setup: Setup, key: str, what: str, holds: bool | None, *, row: Row | None = None, name: str = "", **fields: Any
 ) -> Result:
-    """A sentence of the paper beside what was found, with a verdict by the claim's rule.
+    """A sentence of the paper with our finding and a verdict by the claim's rule.
 
-    `row` is the network it is about, where there are several claims of a key; that of the paper's recipe beside ours
-    ends in "adam". `name` too ends the file's name.
+    `row` is the network it is about, where a key has several claims. `name` is appended to the file's name, and "adam"
+    for MM-LDA by the paper's own recipe.
     """
     about: dict[str, Any] = {"value": None, "dataset": setup.data} | (row.fields(setup.data) if row else {}) | fields
     about["series"] = {**about.get("series", {}), "rule": RULES[key]}

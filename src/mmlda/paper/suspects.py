@@ -1,6 +1,6 @@
-"""What would make Table 2 look the way it does: networks that differ in one thing, attacked in different views.
+"""What would explain Table 2: networks that differ in one thing, attacked in different views.
 
-The suspects, the experiment and the rule are in docs/suspects.md, written down before this was run.
+The suspects, the experiment and the rule were written down in docs/suspects.md before this was run.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def clipped(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 def suspects(setup: Setup, rows: Sequence[Row] | None = None) -> list[Result]:
     """Every network in every view under FGSM and BIM, beside the worst case; then what explains the paper's table.
 
-    A network that explains it is audited too, which is no part of the rule.
-    With networks that ship (`setup.shipped`), these alone, in the views, beside their results under the worst case.
+    A network that explains it is also audited, which is not part of the rule. With `setup.shipped`, only the networks
+    that ship are attacked, in the same views, beside their results under the worst case.
     """
     if setup.shipped:
         return _shipped(setup)
@@ -122,8 +122,8 @@ def _cell(
 ) -> Result:
     """One attack on a network in a view; accuracy is that of the network itself, on the true labels.
 
-    It counts every adversarial image that is classified right, as the paper seems to: from a predicted label an attack
-    may also make a wrong image right. A network with the very weights of one of the `others` has its results.
+    It counts every adversarial image that is classified correctly, as the paper seems to: from a predicted label an
+    attack may also make a wrong image right. A network with the same weights as one of the `others` has its results.
     """
     kind = type(attack).__name__
     words, name = named(setup, net, "suspect", slug(view), kind.lower(), f"{eps:g}")
@@ -200,7 +200,7 @@ def verdicts(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def _network(result: Result) -> tuple[str, str | None, bool]:
-    """What tells the networks of one dataset apart: recipe, variant, and whether it ships."""
+    """What distinguishes the networks of one dataset: recipe, variant, and whether it ships."""
     return result.recipe, result.cell.get("variant"), bool(result.cell.get("shipped"))
 
 

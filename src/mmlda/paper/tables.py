@@ -62,7 +62,7 @@ def _test_error(setup: Setup, net: Net) -> Result:
 
 
 def table1_claims(setup: Setup, results: Sequence[Result]) -> list[Result]:
-    """What the test errors say about the paper's sentences; MM-LDA by the paper's own recipe is judged apart."""
+    """Verdicts on the paper's sentences from the test errors; MM-LDA by the paper's own recipe is judged separately."""
     wrong = {row: _wrong(setup, of_row(results, row)) for row in (SR, SR_ADAM, MMLDA, ADAM)}
     made, over = [], f", over {len(setup.seeds)} seeds" if len(setup.seeds) > 1 else ""
     for row in (MMLDA, ADAM, SR_ADAM):
@@ -184,7 +184,7 @@ def _distances(setup: Setup, outcomes: bytes) -> np.ndarray:
 
 
 def table3_claims(setup: Setup, results: Sequence[Result]) -> list[Result]:
-    """What the distortions and success rates say about the paper's sentences."""
+    """Verdicts on the paper's sentences from the distortions and success rates."""
     made = []
     for target in dict.fromkeys(result.target for result in results):
         here = [result for result in results if result.target == target]

@@ -59,7 +59,7 @@ def robust(setup: Setup, cells: Sequence[Cell] | None = None) -> list[Result]:
 
 
 def robust_claims(setup: Setup, results: Sequence[Result]) -> list[Result]:
-    """What the worst case says about the paper's sentence, for each recipe of MM-LDA."""
+    """Verdicts on the paper's sentence from the worst case, one per recipe of MM-LDA."""
     return [_robust_claim(setup, results, row) for row in (MMLDA, ADAM) if of_row(results, row)]
 
 

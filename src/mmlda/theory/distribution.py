@@ -1,4 +1,4 @@
-"""The Max-Mahalanobis distribution (Sec. 3.1), and how far given features are from it.
+"""The Max-Mahalanobis distribution (Sec. 3.1), and how far given features are from it::
 
     P(y = k) = pi_k,    P(z | y = k) = N(z; mu_k, I / precision)
 

@@ -58,7 +58,7 @@ def relative_efficiency(zeta: Any, delta: Any, p: int | float) -> Any:
     r"""Efron's asymptotic relative efficiency of logistic regression to LDA, `Eff_p(zeta, Delta)` (Theorem 1).
 
     With `zeta = log(pi_1 / pi_0)`, class 1 on the `+Delta/2` side, and
-    `A_i = \int x^i w(x) dx`, `w(x) = exp(-Delta^2/8) phi(x) / (pi_0 exp(-Delta x/2) + pi_1 exp(Delta x/2))`,
+    `A_i = \int x^i w(x) dx`, `w(x) = exp(-Delta^2/8) phi(x) / (pi_0 exp(-Delta x/2) + pi_1 exp(Delta x/2))`::
 
         Eff_p = (Q_1 + (p - 1) Q_2) / (Q_3 + (p - 1) Q_4).
 
@@ -100,7 +100,7 @@ def relative_efficiency(zeta: Any, delta: Any, p: int | float) -> Any:
 def expected_distance(delta: Any, zeta: Any = 0.0) -> Any:
     r"""Mean distance of a sample of class i to the LDA boundary between i and j, `E[d_ij]` (Theorem 2).
 
-    With `a = Delta/2 + zeta/Delta`, it is the mean of a folded normal distribution:
+    With `a = Delta/2 + zeta/Delta`, it is the mean of a folded normal distribution::
 
         E[d] = sqrt(2/pi) exp(-a^2/2) + a (1 - 2 Phi(-a)).
 
@@ -132,7 +132,7 @@ def expected_distance(delta: Any, zeta: Any = 0.0) -> Any:
 
 
 def expected_distance_derivative(delta: Any, zeta: Any = 0.0) -> Any:
-    r"""Derivative of `expected_distance` with respect to the distance of the classes (Corollary 1).
+    r"""Derivative of `expected_distance` with respect to the distance of the classes (Corollary 1)::
 
         dE[d] / dDelta = [1 - 2 Phi(-a)] (1/2 - zeta/Delta^2),  a = Delta/2 + zeta/Delta.
 
@@ -295,7 +295,7 @@ def _off_diagonal(matrix: Tensor) -> Tensor:
 def bayes_error(means: Any, priors: Any = None, *, samples: int = 1 << 17, seed: int = 0) -> Any:
     r"""Error of the best classifier, `1 - E[max_k P(k | x)]`, for classes N(mu_k, I).
 
-    Exact for two classes, and for equal priors and equal pairwise distances (the simplex), where
+    Exact for two classes, and for equal priors and equal pairwise distances (the simplex), where::
 
         P(correct) = \int phi(t) Phi(t + Delta / sqrt(2))^(L - 1) dt.
 
@@ -373,7 +373,7 @@ def bayes_error_estimate(means: Any, priors: Any = None, *, samples: int = 1 << 
 
 
 def whiten(x: Any, means: Any, covariance: Any) -> Any:
-    r"""Transform points so that classes of a shared covariance get unit covariance (Assumption 2 to Assumption 3).
+    r"""Transform points so that classes of a shared covariance get unit covariance (Assumption 2 to Assumption 3)::
 
         Q^{-1} (x - mean of the means),  Sigma = Q Q^T,  Q lower triangular
 
@@ -443,7 +443,7 @@ def standard_form(means: Any, covariance: Any) -> Any:
 
 
 def discriminants(means: Any, priors: Any = None) -> tuple[Any, Any]:
-    r"""Fisher's linear discriminants `lambda_ij(x) = beta_ij + alpha_ij . x` between pairs of classes.
+    r"""Fisher's linear discriminants between pairs of classes, `lambda_ij(x) = beta_ij + alpha_ij . x`.
 
     `alpha_ij = mu_i - mu_j` and `beta_ij = log(pi_i / pi_j) + (|mu_j|^2 - |mu_i|^2) / 2`; class i is more probable
     than j where `lambda_ij(x) > 0`.
