@@ -76,7 +76,34 @@ def plain(data: ImageData, recipe: Recipe, config: dict, device: str, workers: i
             yield
 
 
-def ours(data: ImageData, recipe: Recipe, config: dict, device: str, **options):
+class Batched(Dataset):
+    """A batch at a time, as bytes: a loader that is fast enough."""
+
+    def __init__(self, data: ImageData):
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitems__(self, rows: list[int]):
+        return self.data.images[rows], self.data.labels[rows]
+
+
+def loaded(data: ImageData, recipe: Recipe, config: dict, device: str, workers: int):
+    """Training from a DataLoader; crops and mirroring are done on the device, as from memory."""
+    loader = DataLoader(
+        Batched(data),
+        recipe.batch_size,
+        shuffle=True,
+        num_workers=workers,
+        pin_memory=device == "cuda",
+        persistent_workers=workers > 0,
+        collate_fn=tuple,
+    )
+    return ours(loader, recipe, config, device)
+
+
+def ours(data: ImageData | DataLoader, recipe: Recipe, config: dict, device: str, **options):
     run = Run(build(config, seed=0), recipe)
     return training_steps(
         run, data, Options(device=device, log_every=1000, **options), report=lambda done, **numbers: None
@@ -165,6 +192,7 @@ def main() -> None:
         contenders = {  # steps, networks a step, steps a round
             "plain": (Apart(plain, *given, 0), 1, 4),
             "ours": (Apart(ours, *given), 1, 4),
+            "ours, from a DataLoader": (Apart(loaded, *given, 0), 1, 4),
             "ours, bfloat16": (Apart(ours, *given, amp=True), 1, 4),
         }
         for steps, _, _ in contenders.values():
@@ -173,6 +201,7 @@ def main() -> None:
         contenders = {
             "plain": (plain(*given, 0), 1, 40),
             "ours": (ours(*given), 1, 1000),
+            "ours, from a DataLoader": (loaded(*given, workers), 1, 1000),
             f"plain, {workers} workers": (plain(data, recipe, config, args.device, workers), 1, 40),
             "ours, eager": (ours(data, recipe, config, args.device, eager=True), 1, 40),
             "ours, deterministic": (ours(data, recipe, config, args.device, deterministic=True), 1, 300),

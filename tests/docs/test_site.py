@@ -2,6 +2,7 @@
 
 import functools
 import http.server
+import importlib
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import threading
 from pathlib import Path
 
 import pytest
+
+import mmlda
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -67,10 +70,10 @@ def view(browser, address):
             lambda message: message.type in ("log", "info", "debug") or troubles.append(f"{tab.url}: {message.text}"),
         )
         tab.on("pageerror", lambda error: troubles.append(f"{tab.url}: error: {error}"))
-        aborted = "net::ERR_ABORTED"  # leaving a page aborts what it was still loading, such as its icon
+        # Leaving a page aborts what it was still loading, such as its icon: that is no failure.
         tab.on(
             "requestfailed",
-            lambda request: request.failure == aborted or troubles.append(f"{tab.url}: failed: {request.url}"),
+            lambda lost: lost.failure == "net::ERR_ABORTED" or troubles.append(f"{tab.url}: failed: {lost.url}"),
         )
         tab.on(
             "response",
@@ -143,9 +146,26 @@ def test_copying_a_command_leaves_out_its_prompt(view, address):
     assert copied.splitlines()[-2:] == ["pip install .", "mmlda --version"]
 
 
+PACKAGES = "attacks audit data evaluation integrations.export models paper report results theory training zoo"
+
+
+def test_the_reference_has_every_public_name(site):
+    inventory = pytest.importorskip("sphinx.util.inventory").InventoryFile.loads(
+        (site / "objects.inv").read_bytes(), uri=""
+    )
+    entries = (name for kind, names in inventory.data.items() if kind.startswith("py:") for name in names)
+    documented = {name.rpartition(".")[2] for name in entries}
+    modules = [importlib.import_module(f"mmlda.{package}") for package in PACKAGES.split()]
+    public = {name for module in (mmlda, *modules) for name in module.__all__} - {"__version__"}
+    assert not public - documented
+
+
 def test_the_reference_comes_from_the_docstrings(view):
     tab = view("reference/models.html")
     entry = tab.locator("#mmlda\\.models\\.MaxMahalanobisHead").locator("..")
     assert "num_classes" in entry.inner_text() and ">>>" in entry.inner_text()
+    assert (
+        entry.locator("dt[id$='.loss'], dt[id$='.predict_proba']").count() == 2
+    )  # inherited from a private base class
     tab = view("reference/command-line.html")
     assert "--deterministic" in tab.locator("#mmlda-train").inner_text()

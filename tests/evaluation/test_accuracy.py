@@ -57,3 +57,19 @@ def test_any_model_and_any_kind_of_data(model, digits):
     assert accuracy(model, (x, y), n=61) == expected
     with pytest.raises(ValueError, match=r"^item 0 of data must be"):
         accuracy(model, [1, 2, 3])
+
+
+@pytest.mark.parametrize("images", [torch.float32, torch.uint8])
+def test_a_loader_is_read_batch_by_batch(images):
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randint(0, 256, (70, 1, 4, 4), generator=generator), torch.randint(0, 3, (70,), generator=generator)
+    pixels = x.to(torch.uint8) if images == torch.uint8 else x / 255
+    sizes = []
+
+    def model(x):
+        sizes.append(len(x))
+        return x.flatten(1)[:, :3]
+
+    found = mmlda.accuracy(model, DataLoader(TensorDataset(pixels, y), batch_size=32))
+    assert sizes == [32, 32, 6]
+    assert found == mmlda.accuracy(model, (x / 255, y)) and found.n == 70 and 0 < found.accuracy < 1

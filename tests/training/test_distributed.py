@@ -9,7 +9,9 @@ import textwrap
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.utils.data import DataLoader
 
+import mmlda
 from mmlda.training import checkpoints
 from mmlda.training.run import train
 
@@ -69,6 +71,8 @@ SCRIPT = """
     import shutil, sys
     from pathlib import Path
     import torch.distributed as dist
+    from torch.utils.data import DataLoader
+    from torch.utils.data.distributed import DistributedSampler
     from training_cases import interrupt_at
     import mmlda
     from mmlda.training.run import train
@@ -86,6 +90,15 @@ SCRIPT = """
         (out / "part" / "model.safetensors").unlink()
     dist.barrier()
     train("digits", steps=20, out=out / "part", model=network, **options)
+
+    images, recipe = mmlda.data.load("digits")[0].subset(slice(256)), mmlda.Recipe(steps=6)
+    model = mmlda.models.build(dict(backbone="conv_net", head="softmax", width=8, batch_norm=False), seed=0)
+    shares = DataLoader(images, batch_size=32, sampler=DistributedSampler(images, shuffle=False))
+    mmlda.fit(model, shares, recipe, out=out / "loader", show=False)
+    try:
+        mmlda.fit(model, DataLoader(images, batch_size=32), recipe, show=False)
+    except ValueError as error:
+        (out / f"refused-{rank}").write_text(str(error))
 
     start = mmlda.models.build(dict(backbone="conv_net", channels=1, head="softmax", width=8), seed=0)
     if rank == 1:
@@ -122,6 +135,22 @@ def test_with_batch_norm_two_processes_are_one_that_accumulates_the_same_halves(
 def test_two_processes_resume_from_a_checkpoint(together):
     whole, again = (load_file(together[0] / name / "model.safetensors") for name in ("whole", "part"))
     assert all(torch.equal(whole[name], again[name]) for name in whole)
+
+
+@pytest.mark.long
+def test_a_distributed_sampler_gives_each_process_its_share_of_the_batch(together):
+    two = load_file(together[0] / "loader" / "model.safetensors")
+    images, recipe = mmlda.data.load("digits")[0].subset(slice(256)), mmlda.Recipe(steps=6)
+    model = mmlda.models.build({"backbone": "conv_net", "head": "softmax", "width": 8, "batch_norm": False}, seed=0)
+    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    mmlda.fit(model, DataLoader(images, batch_size=64), recipe, show=False)
+    assert parameters_agree(model.state_dict(), two)
+    assert not parameters_agree(start, two, 0.01)
+
+
+@pytest.mark.long
+def test_a_loader_that_gives_every_process_the_same_images_is_refused(together):
+    assert all("DistributedSampler" in (together[0] / f"refused-{rank}").read_text() for rank in range(2))
 
 
 @pytest.mark.long

@@ -64,7 +64,7 @@ def as_images(
         if split in source:
             return as_images(source[split], classes, name)
         source = _pair(source, "data")
-    classes = _class_names(source) if classes is None else classes
+    classes = class_names(source) if classes is None else classes
     if isinstance(source, DataLoader):
         x, y = _join(source)
     elif is_arrays(source):
@@ -109,7 +109,7 @@ def _is_picture(image: Any) -> bool:
     return hasattr(image, "convert") and hasattr(image, "mode")
 
 
-def _class_names(source: Any) -> Sequence[str] | None:
+def class_names(source: Any) -> Sequence[str] | None:
     """The class names of a dataset, also of one within a Subset or a DataLoader, and of Hugging Face's."""
     while source is not None:
         if (names := getattr(source, "classes", None)) is not None:
@@ -179,6 +179,17 @@ def _join(loader: DataLoader[Any]) -> tuple[Tensor, Any]:
     return torch.cat([_tensor(x) for x, _ in parts]), torch.cat([_tensor(y) for y in labels])
 
 
+def as_batch(batch: Any, classes: Sequence[str] | None, num_classes: int | None) -> tuple[Tensor, Tensor]:
+    """A batch of a `DataLoader` as images, uint8 or float32 in [0, 1], and labels int64 [N] below `num_classes`."""
+    x, y = _pair(batch, "a batch of data")
+    if classes is None and num_classes is not None:
+        classes = tuple(map(str, range(num_classes)))  # without it, each batch would number its own
+    labels, _ = as_labels(y, classes)
+    if num_classes is not None and len(labels) and not (labels.min() >= 0 and labels.max() < num_classes):
+        raise ValueError(f"labels must be classes from 0 to {num_classes - 1}, got {labels.min()} to {labels.max()}")
+    return as_pixels(_channels_first(_tensor(x))), labels
+
+
 def _tensor(value: Any) -> Tensor:
     try:
         return (value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))).detach()
@@ -240,13 +251,22 @@ def _channels_first(x: Tensor) -> Tensor:
 
 def _as_bytes(x: Tensor) -> Tensor:
     """uint8 as it is, floats in [0, 1] as uint8 where that is exact and as float32 where it is not."""
+    x = as_pixels(x)
+    if x.dtype == torch.uint8:
+        return x
+    v = (x * 255).round()
+    return v.to(torch.uint8) if torch.equal(v / 255, x) else x.contiguous()
+
+
+def as_pixels(x: Tensor) -> Tensor:
+    """uint8 as it is, floats as float32; a ValueError unless they are in [0, 1]."""
     if x.dtype == torch.uint8:
         return x
     if not x.is_floating_point():
         raise ValueError(f"x must be uint8 or floats in [0, 1], got {x.dtype}")
     x = x.float()
-    if x.numel() and not (x.min() >= 0 and x.max() <= 1):  # written so that NaN fails too
-        hint = " (scale a table with mmlda.data.table)" if x.ndim == 2 else ""
-        raise ValueError(f"x must be in [0, 1], got values from {x.min():g} to {x.max():g}{hint}")
-    v = (x * 255).round()
-    return v.to(torch.uint8) if torch.equal(v / 255, x) else x.contiguous()
+    low, high = x.aminmax() if x.numel() else (0, 1)
+    if not (low >= 0 and high <= 1):  # written so that NaN fails too
+        hint = "scale a table with mmlda.data.table" if x.ndim == 2 else "a normalisation belongs into the network"
+        raise ValueError(f"x must be in [0, 1], got values from {low:g} to {high:g} ({hint})")
+    return x

@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from mmlda._utils.checks import check_count
 from mmlda._utils.device import Model, device_of, eval_mode, on_device
 from mmlda.data import ImageData, as_images, stratified
+from mmlda.data.convert import as_batch, class_names
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ def accuracy(
 
     Args:
         model: images in [0, 1] -> logits: a module or any function. Its device and mode do not change.
-        data: anything `mmlda.data.as_images` takes: an `ImageData`, (x, y), a `Dataset`, a name, a path.
+        data: anything `mmlda.data.as_images` takes: an `ImageData`, (x, y), a `Dataset`, a name, a path. A
+            `DataLoader` is read batch by batch unless `n` is given.
         n: how many images, a stratified sample (`mmlda.data.stratified`); all by default.
         device: where to compute; the model's own device by default.
 
@@ -45,9 +48,28 @@ def accuracy(
     >>> round(result.accuracy, 3), result.balanced, result.per_class
     (0.667, 0.5, (0.0, 1.0))
     """
+    if isinstance(data, DataLoader) and n is None:
+        return _from_loader(model, data, device)
     images = stratified(as_images(data, split="test"), n)
     guess = predictions(model, images, device=device, batch_size=batch_size)
     return shares(guess, images.labels.cpu(), images.num_classes)
+
+
+@torch.no_grad()
+def _from_loader(model: Model, loader: DataLoader[Any], device: torch.device | str | None) -> Accuracy:
+    """Accuracy on a loader's images, one batch in memory at a time."""
+    place, net, names = device_of(model, device), on_device(model, device), class_names(loader)
+    guesses, labels, L = [], [], 0
+    with eval_mode(net):
+        for batch in loader:
+            x, y = as_batch(batch, names, L or getattr(model, "num_classes", None))
+            z = net((x.float() / 255 if x.dtype == torch.uint8 else x).to(place, non_blocking=True))
+            L = z.shape[1]
+            guesses.append(z.argmax(1))
+            labels.append(y)
+    if not labels:
+        raise ValueError("data must have at least one image, got an empty DataLoader")
+    return shares(torch.cat(guesses).cpu(), torch.cat(labels), len(names or range(L)))
 
 
 def shares(guess: Tensor, labels: Tensor, num_classes: int) -> Accuracy:

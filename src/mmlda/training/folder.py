@@ -18,11 +18,13 @@ import torch
 import torch.distributed as dist
 from filelock import FileLock, Timeout
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from mmlda._utils.files import write_json, write_whole
 from mmlda.data import ImageData
 from mmlda.results import device_name, versions, weights_digest
 from mmlda.training import checkpoints
+from mmlda.training.loader import describe_loader
 from mmlda.training.recipes import Recipe
 from mmlda.training.step import Average, share
 from mmlda.training.validation import Validation
@@ -46,16 +48,17 @@ class Run:
     validation: Validation | None = None
 
 
-def describe(model: nn.Module, data: ImageData, recipe: Recipe) -> dict[str, Any]:
+def describe(model: nn.Module, data: ImageData | DataLoader[Any], recipe: Recipe) -> dict[str, Any]:
     """What decides a run's result but for the weights it starts from, as JSON: a folder is for one such description."""
     try:
         config = model.config
     except (AttributeError, ValueError):
         config = None  # a backbone of the user's own
+    about = {"name": data.name, "images": len(data), "sha256": data.digest()} if isinstance(data, ImageData) else None
     value = {
         "recipe": dataclasses.asdict(recipe),
         "model": config,
-        "data": {"name": data.name, "images": len(data), "sha256": data.digest()},
+        "data": about or describe_loader(data),  # type: ignore[arg-type]
         "processes": share()[1],
     }
     return json.loads(json.dumps(value))  # tuples as lists, as they come back from the file
@@ -75,7 +78,7 @@ def lock(out: Path) -> FileLock:
     return lock
 
 
-def open_run(run: Run, data: ImageData, device: torch.device, *, amp: bool) -> None:
+def open_run(run: Run, data: ImageData | DataLoader[Any], device: torch.device, *, amp: bool) -> None:
     """Write run.json, or check that the one there describes this very run."""
     assert run.out is not None
     path, about = run.out / "run.json", describe(run.model, data, run.recipe) | {"amp": amp}

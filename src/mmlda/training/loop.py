@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.data import DataLoader
 
 from mmlda._utils.checks import invalid
 from mmlda._utils.device import device_of
@@ -31,6 +32,7 @@ from mmlda.data import ImageData, as_images
 from mmlda.models import Classifier, fast_convolutions
 from mmlda.training import checkpoints, folder
 from mmlda.training.folder import Run
+from mmlda.training.loader import LoaderBatches, batch_size
 from mmlda.training.recipes import Recipe
 from mmlda.training.step import Average, Batches, Step, Tally, craft_once, make_launch, make_optimizer, set_rate, share
 from mmlda.training.validation import Validation
@@ -84,7 +86,8 @@ def fit(
 
     Args:
         model: pixels in [0, 1] -> logits; a `Classifier`, or any module with the loss "ce".
-        data: anything `mmlda.data.as_images` takes: an `ImageData`, a pair (x, y), a `Dataset`.
+        data: anything `mmlda.data.as_images` takes: an `ImageData`, a pair (x, y), a `Dataset`. A `DataLoader` is read
+            batch by batch, never whole, and its batch size takes the place of the recipe's.
         recipe: `mmlda.recipes.RECIPES` has the paper's.
         teacher: a trained network whose probabilities replace a share `recipe.distill` of the labels.
         validation: other images, in any form that `data` may have: the accuracy on them is measured along the way and
@@ -112,7 +115,10 @@ def fit(
     >>> run.step, run.history[0]["loss"] > run.loss
     (30, True)
     """
-    place, images = None if out is None else Path(out), as_images(data)
+    place = None if out is None else Path(out)
+    images = data if isinstance(data, DataLoader) else as_images(data)
+    if isinstance(data, DataLoader):
+        recipe = dataclasses.replace(recipe, batch_size=batch_size(data))
     held = _validation(validation, keep_best, patience, validate_every, recipe, place)
     run = Run(model, recipe, place, teacher=teacher, validation=held)
     options = Options(
@@ -147,14 +153,19 @@ def _validation(
 
 
 def training_steps(
-    run: Run, data: ImageData, options: Options, *, report: Report, stopped: threading.Event | None = None
+    run: Run,
+    data: ImageData | DataLoader[Any],
+    options: Options,
+    *,
+    report: Report,
+    stopped: threading.Event | None = None,
 ) -> Iterator[int]:
     """The training loop, as a generator that has launched one more step whenever it yields.
 
     `fit` exhausts one; `mmlda.fit_many` takes turns with several, each on a CUDA stream of its own.
     """
     model, out = run.model, run.out
-    if isinstance(model, Classifier) and model.num_classes < data.num_classes:
+    if isinstance(model, Classifier) and isinstance(data, ImageData) and model.num_classes < data.num_classes:
         raise ValueError(
             f"model must have at least the {data.num_classes} classes of the data, got {model.num_classes}"
         )
@@ -178,11 +189,19 @@ def training_steps(
 
 
 def _steps(
-    run: Run, data: ImageData, options: Options, device: torch.device, report: Report, stopped: threading.Event | None
+    run: Run,
+    data: ImageData | DataLoader[Any],
+    options: Options,
+    device: torch.device,
+    report: Report,
+    stopped: threading.Event | None,
 ) -> Iterator[int]:
     model, recipe = run.model, run.recipe
     model.train()
-    batches = Batches(data, recipe, device)
+    classes = getattr(model, "num_classes", None)
+    batches = (
+        Batches(data, recipe, device) if isinstance(data, ImageData) else LoaderBatches(data, recipe, device, classes)
+    )
     optimizer = make_optimizer(model, recipe, device)
     if recipe.adversary is not None and recipe.adversary.craft == "once":
         _craft_from_the_start(run, batches)

@@ -29,7 +29,18 @@ from mmlda.data import ImageData, augment, draw_augmentation
 from mmlda.models import fast_convolutions
 from mmlda.training.recipes import Adversary, Recipe
 
-__all__ = ["Average", "Batches", "Step", "Tally", "craft_once", "make_launch", "make_optimizer", "set_rate", "share"]
+__all__ = [
+    "Average",
+    "Batches",
+    "Step",
+    "Tally",
+    "craft_once",
+    "make_launch",
+    "make_optimizer",
+    "set_rate",
+    "share",
+    "to_pixels",
+]
 
 WARMUP = 3  # real steps, run one by one before the capture, so that cuDNN and the compiler have settled
 
@@ -79,11 +90,7 @@ class Batches:
         return self.pixels(self.images, rows, dy, dx, flip), self.labels[rows], crafted, uniform, rows
 
     def pixels(self, images: Tensor, rows: Tensor, dy: Tensor, dx: Tensor, flip: Tensor) -> Tensor:
-        x = images[rows]
-        if self.recipe.pad or self.recipe.flip:
-            x = augment(x, dy, dx, flip == 1 if self.recipe.flip else None, pad=self.recipe.pad)
-        x = x.float() / 255 if x.dtype == torch.uint8 else x
-        return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
+        return to_pixels(images[rows], dy, dx, flip, self.recipe)
 
     def advance(self) -> None:
         self.place.add_(1)
@@ -96,6 +103,14 @@ class Batches:
         per_image = [(tensor, 0) for tensor in (self.images, self.labels, self.adversarial) if tensor is not None]
         for tensor, dim in (*per_image, (self.order, 0), (self.draws, 1), (self.uniform, 0)):
             torch._dynamo.maybe_mark_dynamic(tensor, dim)
+
+
+def to_pixels(x: Tensor, dy: Tensor, dx: Tensor, flip: Tensor, recipe: Recipe) -> Tensor:
+    """Images as the network takes them: augmented, floats in [0, 1], channels last."""
+    if recipe.pad or recipe.flip:
+        x = augment(x, dy, dx, flip == 1 if recipe.flip else None, pad=recipe.pad)
+    x = x.float() / 255 if x.dtype == torch.uint8 else x
+    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
 
 
 class Tally:

@@ -1,0 +1,169 @@
+"""Training batches from a `DataLoader`, for data that does not fit in memory.
+
+Each batch is copied beside the computation into buffers at a fixed address, which a captured step reads.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data.distributed import DistributedSampler
+
+from mmlda._utils.checks import invalid
+from mmlda.data import draw_augmentation
+from mmlda.data.convert import as_batch, class_names
+from mmlda.training.recipes import Recipe
+from mmlda.training.step import Batches, share, to_pixels
+
+__all__ = ["LoaderBatches", "batch_size", "describe_loader"]
+
+AHEAD = 2  # batches that may wait on the device, so that a host far ahead of it does not fill its memory
+
+
+def batch_size(loader: DataLoader[Any]) -> int:
+    """Images per training step: those of the loader's batch, times the number of processes."""
+    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    if not isinstance(size, int):
+        raise ValueError("data must be a DataLoader with a batch_size, got one without")
+    return size * share()[1]
+
+
+def describe_loader(loader: DataLoader[Any]) -> dict[str, Any]:
+    """The part of a run's description that a loader can give without being read."""
+    return {"name": type(loader.dataset).__name__, "images": _length(loader), "sha256": None}
+
+
+def _length(loader: DataLoader[Any]) -> int | None:
+    """Images per epoch and process, or None if unknown."""
+    try:
+        return len(loader.sampler)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+class LoaderBatches(Batches):
+    """The batches of a `DataLoader`.
+
+    Every epoch reads the loader once, with torch's random numbers a function of (seed, epoch, process), and skips an
+    incomplete last batch. A resumed run reads and discards the batches of its epoch that were already used, so it sees
+    the same batches again. A loader without a length starts a new epoch instead.
+    """
+
+    def __init__(self, loader: DataLoader[Any], recipe: Recipe, device: torch.device, num_classes: int | None):
+        if recipe.adversary is not None and recipe.adversary.craft == "once":
+            raise invalid("craft", "'online' for a DataLoader", "once")
+        self.rank, self.world = share()
+        sharded = isinstance(loader.sampler, DistributedSampler) or isinstance(loader.dataset, IterableDataset)
+        if self.world > 1 and not sharded:
+            raise ValueError("data must be a DataLoader with a DistributedSampler in several processes, got another")
+        self.loader, self.recipe, self.device, self.num_classes = loader, recipe, device, num_classes
+        self.size, self.per_epoch = batch_size(loader), 1  # the loop seeks before every epoch: here, every step
+        self.local = self.size // self.world
+        images = _length(loader)
+        if images is not None and images < self.local:
+            raise ValueError(f"data must have at least one whole batch of {self.local} images, got {images}")
+        self.whole = None if images is None else images // self.local  # batches per epoch
+        self.classes = class_names(loader)
+        self.step, self.epoch = -1, 0
+        self.batches: Iterator[Any] | None = None
+        self.random = torch.Generator().get_state()  # torch's random numbers as the loader sees them
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.copied: deque[torch.cuda.Event] = deque()
+        self.rows = torch.arange(self.local, device=device)
+        self.draws = torch.zeros(3, self.local, dtype=torch.int64, device=device)  # dy, dx, flip
+        self.uniform = torch.zeros(self.local, device=device)
+
+    def seek(self, step: int) -> None:
+        """Make the batch of `step` the next one."""
+        if step == self.step:
+            return
+        with self._own_random():
+            x, y = self._read(step)
+        if self.step < 0:
+            self.images, self.labels = torch.empty_like(x, device=self.device), torch.empty_like(y, device=self.device)
+        elif x.shape != self.images.shape or x.dtype != self.images.dtype:
+            wanted = f"{self.images.dtype} {list(self.images.shape)} as the first"
+            raise ValueError(f"every batch of data must be {wanted}, got {x.dtype} {list(x.shape)}")
+        self._copy(x, y)
+        if self.recipe.pad or self.recipe.flip or self.recipe.adversary is not None:
+            seed = (self.recipe.seed * 1_000_003 + step * self.world + self.rank) % 2**63
+            generator = torch.Generator(self.device).manual_seed(seed)
+            draws = draw_augmentation(self.local, pad=self.recipe.pad, generator=generator)
+            self.draws.copy_(torch.stack([draw.to(torch.int64) for draw in draws]))
+            self.uniform.copy_(torch.rand(self.local, generator=generator, device=self.device))
+        self.step = step
+
+    def _read(self, step: int) -> tuple[Tensor, Tensor]:
+        """The next whole batch, on the host; after a jump, the batch of `step`."""
+        if self.batches is None or step != self.step + 1:
+            epoch, done = divmod(step, self.whole) if self.whole else (step, 0)
+            self._begin(epoch)
+            for _ in range(done):
+                next(self.batches)  # type: ignore[arg-type]
+        fresh = False
+        while True:
+            batch = next(self.batches, None)  # type: ignore[arg-type]
+            if batch is None:
+                if fresh:
+                    raise ValueError(f"data must have at least one whole batch of {self.local} images, got none")
+                self._begin(self.epoch + 1)
+                fresh = True
+                continue
+            x, y = as_batch(batch, self.classes, self.num_classes)
+            if len(y) == self.local:
+                return x, y
+
+    def _begin(self, epoch: int) -> None:
+        self.epoch = epoch
+        generator = torch.Generator().manual_seed(((self.recipe.seed * 1_000_003 + epoch) * 8191 + self.rank) % 2**63)
+        torch.set_rng_state(generator.get_state())
+        if isinstance(self.loader.sampler, DistributedSampler):
+            self.loader.sampler.set_epoch(epoch)
+        self.batches = iter(self.loader)
+
+    @contextmanager
+    def _own_random(self) -> Iterator[None]:
+        """Give the loader a state of torch's generator that dropout and the like in the network do not share."""
+        before = torch.get_rng_state()
+        torch.set_rng_state(self.random)
+        try:
+            yield
+        finally:
+            self.random = torch.get_rng_state()
+            torch.set_rng_state(before)
+
+    def _copy(self, x: Tensor, y: Tensor) -> None:
+        if self.stream is None:
+            self.images.copy_(x)
+            self.labels.copy_(y)
+            return
+        if len(self.copied) == AHEAD:
+            self.copied.popleft().synchronize()
+        with torch.cuda.stream(self.stream):  # while the step before still computes
+            pinned = [tensor if tensor.is_pinned() else tensor.pin_memory() for tensor in (x, y)]
+            arrived = [tensor.to(self.device, non_blocking=True) for tensor in pinned]
+        current = torch.cuda.current_stream(self.device)
+        current.wait_stream(self.stream)
+        for buffer, tensor in zip((self.images, self.labels), arrived):
+            buffer.copy_(tensor)
+            tensor.record_stream(current)
+        self.copied.append(current.record_event())
+
+    def take(self, part: int, parts: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]:
+        """Part `part` of `parts` of the batch over all processes, of which this one holds its own: see `Batches`."""
+        here = slice(part // self.world, None, parts // self.world)
+        dy, dx, flip = self.draws[:, here]
+        x = to_pixels(self.images[here], dy, dx, flip, self.recipe)
+        return x, self.labels[here], None, self.uniform[here], self.rows[here]
+
+    def advance(self) -> None:
+        """Nothing: `seek` puts the next batch in place."""
+
+    def for_any_length(self) -> None:
+        """Nothing: all batches have one length."""

@@ -1,0 +1,172 @@
+"""Training from a DataLoader: the same batches give the same weights as from memory, whole runs and resumed ones."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from training_cases import QUICK, SMALL, break_off, same, weights
+
+import mmlda
+from mmlda.data import ImageData
+from mmlda.models import build
+from mmlda.training import Adversary, Recipe, fit
+from mmlda.training.step import Batches
+
+
+class Order:
+    """A batch sampler with the order in which `fit` takes the images of an `ImageData`."""
+
+    def __init__(self, data, recipe):
+        self.batches, self.batch_size = Batches(data, recipe, torch.device("cpu")), recipe.batch_size
+        self.recipe, self.step = recipe, 0
+
+    def __len__(self):
+        return self.batches.per_epoch
+
+    def __iter__(self):
+        self.batches.seek(self.step)
+        self.step += len(self)
+        yield from self.batches.order.tolist()
+
+
+class Noisy(torch.utils.data.Dataset):
+    """A dataset that augments: each item draws from torch's generator."""
+
+    classes = tuple("0123456789")
+
+    def __init__(self, data):
+        self.data = data
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, n):
+        x, y = self.data[n]
+        return (x + 0.1 * torch.rand(x.shape)).clamp(0, 1), y
+
+
+def train(loader, recipe=QUICK, model=None, **options):
+    model = build(SMALL, seed=0) if model is None else model
+    run = fit(model, loader, recipe, show=False, **options)
+    return weights(model), run
+
+
+def test_the_same_batches_give_the_same_weights_as_from_memory(digits):
+    data = digits[0].subset(slice(200))
+    for workers in (0, 1):
+        loader = DataLoader(data, batch_sampler=Order(data, QUICK), num_workers=workers)
+        assert same(train(loader)[0], train(data)[0])
+
+
+def test_bytes_and_floats_with_channels_last_are_read_alike(digits):
+    images, labels = digits[0].images[:96], digits[0].labels[:96]
+    expected = train(DataLoader(TensorDataset(images, labels), batch_size=32))[0]
+    floats = DataLoader(TensorDataset(images / 255, labels), batch_size=32)
+    assert same(train(floats)[0], expected)
+    dictionaries = [{"image": image, "label": label} for image, label in zip(images / 255, labels)]
+    assert same(train(DataLoader(dictionaries, batch_size=32))[0], expected)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_resumed_run_sees_the_same_batches(digits, tmp_path, workers):
+    # 7 whole batches an epoch, and one that is skipped: the run stops within its second epoch
+    loader = DataLoader(Noisy(digits[0].subset(slice(230))), batch_size=32, shuffle=True, num_workers=workers)
+    recipe = Recipe(steps=16, optimizer="adam", lr=1e-3, batch_size=32, pad=1, flip=True)
+    whole, run = train(loader, recipe)
+    assert run.step == 16
+    break_off(loader, recipe, tmp_path, 11, checkpoint_every=5)
+    torch.rand(3)  # what else draws from the global generator makes no difference
+    resumed, run = train(loader, recipe, out=tmp_path)
+    assert run.step == 16 and same(resumed, whole)
+    assert not same(train(loader, dataclasses.replace(recipe, seed=1))[0], whole)
+
+
+def test_the_loaders_batch_size_counts_and_a_short_batch_is_skipped(digits):
+    seen = []
+
+    class Watch(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = build(SMALL, seed=0)
+
+        def forward(self, x):
+            seen.append(len(x))
+            return self.net(x)
+
+    _, run = train(DataLoader(digits[0].subset(slice(50)), batch_size=20), model=Watch())
+    assert set(seen) == {20} and run.recipe.batch_size == 20
+
+
+def test_adversarial_training_and_accumulation(digits):
+    data = digits[0].subset(slice(64))
+    adversary = Adversary(attack="pgd", eps=0.1, steps=2)
+    recipe = Recipe(steps=4, optimizer="adam", lr=1e-3, adversary=adversary, accumulate=2)
+    expected = train(DataLoader(data, batch_size=32), recipe)[0]
+    assert same(train(DataLoader(data, batch_size=32), recipe)[0], expected)
+    plain = Recipe(steps=4, optimizer="adam", lr=1e-3, accumulate=2)
+    assert not same(train(DataLoader(data, batch_size=32), plain)[0], expected)
+
+
+def test_a_stream_without_a_length(digits, tmp_path):
+    class Endless(IterableDataset):
+        def __iter__(self):
+            return iter([digits[0][n] for n in range(70)])
+
+    loader = DataLoader(Endless(), batch_size=32)  # 2 whole batches an epoch
+    _, run = train(loader, out=tmp_path)
+    assert run.step == QUICK.steps and run.history[0]["loss"] > run.loss
+    assert mmlda.load(tmp_path).num_classes == 10
+
+
+def test_it_learns(digits):
+    train_set, test_set = digits
+    model = build(SMALL, seed=0)
+    loader = DataLoader(train_set, batch_size=64, shuffle=True)
+    fit(model, loader, Recipe(steps=150, optimizer="adam", lr=3e-3), validation=test_set, show=False)
+    assert mmlda.accuracy(model, test_set).accuracy > 0.8
+
+
+def test_what_does_not_fit_gets_one_clear_error(digits):
+    data = digits[0].subset(slice(64))
+    with pytest.raises(ValueError, match="at least one whole batch of 100 images, got 64"):
+        train(DataLoader(data, batch_size=100))
+    with pytest.raises(ValueError, match="batch_size, got one without"):
+        train(DataLoader(data, batch_size=None))
+    with pytest.raises(ValueError, match="labels must be classes from 0 to 9, got 3 to 12"):
+        train(DataLoader([(torch.zeros(1, 8, 8), 3), (torch.zeros(1, 8, 8), 12)], batch_size=2))
+    with pytest.raises(ValueError, match=r"must be in \[0, 1\].*normalisation"):
+        train(DataLoader(TensorDataset(torch.randn(8, 1, 8, 8), torch.zeros(8, dtype=torch.long)), batch_size=4))
+    with pytest.raises(ValueError, match="craft must be 'online' for a DataLoader, got 'once'"):
+        train(
+            DataLoader(data, batch_size=32), Recipe(steps=2, adversary=Adversary(attack="fgsm", eps=0.1, craft="once"))
+        )
+    sizes = DataLoader([(torch.zeros(1, n, n), 0) for n in (8, 8, 9, 9)], batch_size=2)
+    with pytest.raises(ValueError, match="every batch of data must be"):
+        train(sizes)
+
+
+def test_images_are_never_all_in_memory(digits):
+    """The loader is read as the steps need it."""
+    taken = []
+
+    class Counting(torch.utils.data.Dataset):
+        def __len__(self):
+            return 10**9
+
+        def __getitem__(self, n):
+            taken.append(n)
+            return digits[0][n % 100]
+
+    train(DataLoader(Counting(), batch_size=32), Recipe(steps=3))
+    assert len(taken) == 3 * 32
+
+
+def test_a_folder_belongs_to_one_loader(digits, tmp_path):
+    data = digits[0].subset(slice(96))
+    train(DataLoader(data, batch_size=32), out=tmp_path)
+    with pytest.raises(ValueError, match="batch_size"):
+        train(DataLoader(data, batch_size=16), out=tmp_path)
+    assert isinstance(data, ImageData)
+    with pytest.raises(ValueError, match="data"):
+        train(data, out=tmp_path)
