@@ -175,6 +175,8 @@ class Attack:
         ValueError
             Bad arguments, a model that does not return logits, NaN, or a gradient attack on a model without one.
         """
+        if not callable(model) or isinstance(model, type):
+            raise invalid("model", "a module or a function from samples to logits", model)
         with guarded(model):
             x, y, target, index = self._prepare(x, y, target, index)
             if len(x) == 0:
@@ -204,7 +206,8 @@ class Attack:
             for note in surface.notes:
                 warn_caller(note, AttackWarning)
             passes = PASSES if surface.random else 1
-            return replace(result, classes=surface.classes, passes=passes, notes=tuple(surface.notes))
+            how = {"classes": surface.classes, "passes": passes, "black_box": surface.black_box}
+            return replace(result, **how, notes=tuple(surface.notes))
 
     def in_batches(
         self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor
@@ -260,7 +263,7 @@ class Attack:
         self, x: Tensor, y: Tensor, target: Tensor | int | None, index: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         """Check the arguments and bring them into one form; the caller's tensors are not written to."""
-        if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim < 2:
+        if not isinstance(x, Tensor) or not x.is_floating_point() or x.layout != torch.strided or x.ndim < 2:
             raise invalid("x", "a floating-point tensor [N, ...]", x)
         if len(x) and x[0].numel() == 0:
             raise invalid("x", "images with pixels", x)

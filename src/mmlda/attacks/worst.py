@@ -102,7 +102,8 @@ class WorstCase(Attack):
             except NoGradient:
                 if first and number == len(attacks) - 1:
                     raise
-                surface.note("the model has no gradient: only the attacks that use none, such as Square, were run")
+                surface.black_box = True
+                surface.note("the model has no gradient: only the attacks that need none, such as Square, were run")
                 continue
             open_ = winner[who] == -1
             steps = steps.index_add(0, who, result.steps * open_)

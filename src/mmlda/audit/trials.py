@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmlda import attacks
-from mmlda._utils.checks import check_count, invalid
+from mmlda._utils.checks import check_count, check_positive, invalid
 from mmlda._utils.progress import progress
 from mmlda.attacks import AttackWarning
 from mmlda.attacks.surface import Model
@@ -45,6 +45,8 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_positive("eps", self.eps)
+        check_count("seed", self.seed, 0)
         if 1 < self.eps < 255:
             raise invalid("eps", f"a radius between 0 and 1: did you mean {self.eps:g}/255?", self.eps)
         if not 0 < self.eps < 1:

@@ -48,7 +48,8 @@ def main() -> None:
             print(error.format_message())  # type: ignore[attr-defined]
             sys.exit(error.exit_code)
         words = (error.format_message() or str(error)).rstrip(".")  # type: ignore[attr-defined]
-        _fail(f"{words}, got {' '.join(sys.argv[1:])!r}", error.exit_code)
+        path = getattr(getattr(error, "ctx", None), "command_path", "mmlda")
+        _fail(f"{words}; see {path} --help", error.exit_code)
 
 
 def _fail(error: BaseException | str, code: int) -> None:

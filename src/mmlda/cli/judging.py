@@ -133,6 +133,8 @@ def attack(
 
 
 def _summary(result: Result, folder: Path) -> list[str]:
+    from mmlda.evaluation.robustness import unreliable
+
     numbers, (low, high) = result.numbers, result.interval or (0.0, 0.0)
     clean, interval = 100 * float(numbers["clean_accuracy"] or 0), f"{100 * low:.2f} to {100 * high:.2f}"
     accuracy = f"accuracy {clean:.2f}% clean, {100 * result.number:.2f}% under attack (95% interval {interval})"
@@ -140,9 +142,8 @@ def _summary(result: Result, folder: Path) -> list[str]:
     if numbers["mean_l2"] is not None:
         near = f"L-infinity {numbers['mean_linf']:.4f}, L2 {numbers['mean_l2']:.4f}"
         lines.append(f"mean distance of broken images: {near}, distortion {numbers['mean_distortion']:.3f}")
-    if numbers["zero_gradient"]:
-        still = f"the gradient was exactly zero for {100 * float(numbers['zero_gradient']):.1f}% of the images"
-        lines.append(f"{still}: the attack cannot move them, which is not robustness; try loss=margin")
+    if why := unreliable(result):
+        lines.append(f"warning: {why}")
     return [*lines, f"{folder / 'result.json'}, {folder / 'examples.png'}"]
 
 

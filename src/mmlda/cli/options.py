@@ -127,12 +127,11 @@ def pick(device: str | None) -> str:
     """The device given, if it is available; by default CUDA where there is one."""
     import torch
 
+    from mmlda._utils.device import device_of
+
     if device is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device must be available, got {device!r} ({str(error).splitlines()[0]})") from None
+    device_of(torch.sum, device)
     return device
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from mmlda._utils.text import eps_text
 from mmlda.results.record import Result
 
 HEADS = {"softmax": "SR", "mmlda": "MM-LDA"}
@@ -41,6 +44,38 @@ def label(result: Result) -> str:
         own = f"{result.dataset}-{SHORT.get(result.head, '')}"
         head += {f"{own}-adam": " (Adam)", f"{own}-pgd": " (PGD)"}.get(result.recipe, "")
     return head + (" (ships)" if result.cell.get("shipped") else "")
+
+
+def attack_labels(results: Sequence[Result]) -> list[str]:
+    """Attacks as a table names them: "PGD 0.1", with the settings in which those of the same name and eps differ.
+
+    Parameters
+    ----------
+    results
+        Results under attack; "clean" stands for one without.
+
+    Returns
+    -------
+    list of str
+        One label per result, all different unless two attacks have the same settings.
+
+    Examples
+    --------
+    >>> common = dict(name="x", kind="evaluation", what="", value=None, attack="PGD", eps=0.1)
+    >>> attack_labels([Result(**common, attack_settings={"steps": k}) for k in (10, 100)])
+    ['PGD 0.1, steps=10', 'PGD 0.1, steps=100']
+    """
+    plain = [" ".join([r.attack or "clean", *([] if r.eps is None else [eps_text(r.eps)])]) for r in results]
+    made = []
+    for result, name in zip(results, plain):
+        same = [other.attack_settings or {} for other, its in zip(results, plain) if its == name]
+        own = result.attack_settings or {}
+        differing = [key for key in own if any(other.get(key) != own[key] for other in same)]
+        short = [f"{key}={own[key]}" for key in differing if not isinstance(own[key], list | dict)]
+        if len(short) < len(differing):  # a list of attacks is too long for a label
+            short.append(f"list {1 + same.index(own)}")
+        made.append(", ".join([name, *short]))
+    return made
 
 
 def _made_for(result: Result) -> str:
