@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from mmlda._utils.text import eps_text
 from mmlda.results.record import Result
@@ -66,16 +67,19 @@ def attack_labels(results: Sequence[Result]) -> list[str]:
     ['PGD 0.1, steps=10', 'PGD 0.1, steps=100']
     """
     plain = [" ".join([r.attack or "clean", *([] if r.eps is None else [eps_text(r.eps)])]) for r in results]
+    settings = [r.attack_settings or {} for r in results]
     made = []
-    for result, name in zip(results, plain):
-        same = [other.attack_settings or {} for other, its in zip(results, plain) if its == name]
-        own = result.attack_settings or {}
-        differing = [key for key in own if any(other.get(key) != own[key] for other in same)]
-        short = [f"{key}={own[key]}" for key in differing if not isinstance(own[key], list | dict)]
-        if len(short) < len(differing):  # a list of attacks is too long for a label
-            short.append(f"list {1 + same.index(own)}")
-        made.append(", ".join([name, *short]))
+    for name, own in zip(plain, settings):
+        same = [other for other, its in zip(settings, plain) if its == name]
+        made.append(", ".join([name, *differing(own, same)]))
     return made
+
+
+def differing(own: dict[str, Any], others: Sequence[dict[str, Any]]) -> list[str]:
+    """The settings of an attack that are not those of all the `others`, such as "steps=10"."""
+    keys = [key for key in own if any(other.get(key) != own[key] for other in others)]
+    short = [f"{key}={own[key]}" for key in keys if not isinstance(own[key], list | dict)]
+    return short if len(short) == len(keys) else [*short, f"list {1 + list(others).index(own)}"]  # too long for a label
 
 
 def _made_for(result: Result) -> str:
