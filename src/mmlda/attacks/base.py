@@ -94,12 +94,17 @@ class Attack:
 
     Settings are checked by `rules`, which a subclass may extend.
 
-    Args:
-        bounds: The range of the images, (low, high); `x` may be outside by a rounding error. For tables [N, D] also two
-            tensors [D], the range of each feature; a feature with low = high does not change.
-        seed: Of the attack's random choices, which are keyed by (seed, index of the sample).
-        batch_size: Most images at a time; None for all at once.
-        memory_limit: Bytes; the batch size is chosen so that the attack's activations stay below.
+    Parameters
+    ----------
+    bounds
+        The range of the images, (low, high); `x` may be outside by a rounding error. For tables [N, D] also two
+        tensors [D], the range of each feature; a feature with low = high does not change.
+    seed
+        Random seed; each random choice is keyed by (seed, index of the sample).
+    batch_size
+        Largest number of images per batch; None for all at once.
+    memory_limit
+        Bytes; the batch size is chosen so that the attack's activations stay below.
     """
 
     rules: ClassVar[dict[str, Callable[[str, Any], None]]] = RULES
@@ -206,8 +211,8 @@ class Attack:
             for note in surface.notes:
                 warn_caller(note, AttackWarning)
             passes = PASSES if surface.random else 1
-            how = {"classes": surface.classes, "passes": passes, "black_box": surface.black_box}
-            return replace(result, **how, notes=tuple(surface.notes))
+            result = replace(result, classes=surface.classes, passes=passes, notes=tuple(surface.notes))
+            return replace(result, black_box=surface.black_box)
 
     def in_batches(
         self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor

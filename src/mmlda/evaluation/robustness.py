@@ -53,17 +53,40 @@ def attack_images(
     last finished chunk. Random noise depends on an image's position in the data, so the chunk size changes nothing
     but rounding.
 
-    Args:
-        model: images in [0, 1] -> logits: a module or any function. Its device and mode do not change.
-        data: anything `mmlda.data.as_images` takes: an `ImageData`, (x, y), a `Dataset`, a name, a path.
-        attack: where results are saved, its loss must be a name or a module-level function, so that a later call can
-            tell whether it may resume.
-        n: how many images, a stratified sample (`mmlda.data.stratified`); all by default.
-        chunk: images per chunk; by default many for fast attacks and on a GPU, few for slow ones on the CPU.
-        name: of the network, for the result; required with `out` for a plain function.
-        device: where to compute; the model's own device by default.
-        compile: attack the network as `mmlda.attacks.compiled` makes it: worthwhile on CUDA, for thousands of steps.
-        picture: whether to write `examples.png`.
+    Parameters
+    ----------
+    model : callable
+        Images in [0, 1] -> logits: a module or any function. Its device and mode do not change.
+    data : ImageData or pair or Dataset or str or path
+        Anything that `mmlda.data.as_images` takes.
+    attack : Attack
+        Where results are saved, its loss must be a name or a module-level function, so that a later call can tell
+        whether it may resume.
+    out : path, optional
+        Folder for the results.
+    n : int, optional
+        How many images, a stratified sample (`mmlda.data.stratified`); all by default.
+    chunk : int, optional
+        Images per chunk; by default many for fast attacks and on a GPU, few for slow ones on the CPU.
+    name : str
+        Name of the network in the result; required with `out` for a plain function.
+    device : torch.device or str, optional
+        Where to compute; the model's own device by default.
+    compile : bool
+        Attack the network as `mmlda.attacks.compiled` makes it: worthwhile on CUDA, for thousands of steps.
+    picture : bool
+        Whether to write `examples.png`.
+    show : bool
+        Whether to show progress.
+
+    Returns
+    -------
+    Result
+
+    Raises
+    ------
+    ValueError
+        Bad arguments, or a folder that holds other work.
     """
     place, net = device_of(model, device), on_device(model, device)
     images = stratified(as_images(data, split="test"), n)
