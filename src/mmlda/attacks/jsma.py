@@ -236,7 +236,8 @@ class JSMA(Attack):
         pixels, valid = best_pair(u, v) if self.pairs else best_pixel(u, v)  # [N, 2 or 1], [N]
         moved = going & valid
         old = flat.gather(1, pixels)
-        new = torch.where(moved[:, None], (old + self.eps).clamp(lo, hi), old)
+        low, high = (end[pixels] if isinstance(end, Tensor) else end for end in (lo, hi))  # of those features
+        new = torch.where(moved[:, None], (old + self.eps).clamp(low, high), old)
         chosen = moved[:, None].expand_as(pixels)
         changed = changed.scatter(1, pixels, changed.gather(1, pixels) | chosen)
         return flat.scatter(1, pixels, new).view_as(x_k), changed, moved
