@@ -49,7 +49,11 @@ def evaluate(
     root: Root = None,
     temperature: Annotated[
         bool,
-        option("Computation", "--temperature", help="Also calibrate, with a temperature fitted on the other images."),
+        option(
+            "Computation",
+            "--temperature",
+            help="Also scale the logits by a temperature fitted on the other test images.",
+        ),
     ] = False,
     priors: Annotated[
         str | None,
@@ -327,7 +331,9 @@ def pack(
 
 @command("mmlda report results -o report.html")
 def report(
-    results: Annotated[Path, typer.Argument(metavar="DIR", help="Folder with result files, also in folders below.")],
+    results: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder with results; the folders below it are searched too.")
+    ],
     title: Annotated[str | None, option("Output", metavar="TEXT", help="Title of the page.")] = None,
     out: Annotated[Path, option("Output", "--out", "-o", metavar="FILE", help="The HTML file to write.")] = Path(
         "report.html"
@@ -337,7 +343,8 @@ def report(
 ) -> None:
     """Turn result files into one HTML page.
 
-    The page is self-contained: verdicts, tables next to the paper's, figures and provenance.
+    The page is self-contained: verdicts, tables, figures and the provenance of every number, and the paper's numbers
+    beside those that reproduce them.
     """
     from mmlda.report import build
 
