@@ -6,7 +6,7 @@ import pytest
 import torch
 from sklearn.datasets import load_breast_cancer, load_iris
 
-from mmlda.attacks import APGD, BIM, FAB, FGSM, PGD, CarliniWagner, Square, WorstCase
+from mmlda.attacks import APGD, BIM, FAB, FGSM, ILCM, JSMA, PGD, CarliniWagner, Square, WorstCase
 
 
 def trained(load):
@@ -37,6 +37,25 @@ def test_every_feature_stays_in_its_range_and_accuracy_falls(kind, norm):
     assert (near[near < torch.inf] <= 0.9 * (1 + 1e-3)).all()
     assert result.clean_accuracy > 0.95
     assert result.robust_accuracy < result.clean_accuracy - 0.05
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        partial(ILCM, eps=0.9),
+        partial(JSMA, eps=0.5),
+        partial(JSMA, eps=-0.5, surface="softmax", target="random"),
+        partial(JSMA, eps=2.0, pairs=True),
+        partial(CarliniWagner, steps=50, search_steps=3),
+        partial(FAB, steps=10, norm="l2"),
+    ],
+)
+def test_attacks_without_a_ball_stay_in_range_too(attack):
+    model, x, y, (low, high) = trained(load_iris)
+    result = attack(bounds=(low, high))(model, x[::3], y[::3])
+    assert ((result.x_adv >= low) & (result.x_adv <= high)).all()
+    assert torch.equal(model(result.x_adv).argmax(1), result.prediction)
+    assert result.robust_accuracy < result.clean_accuracy - 0.2
 
 
 @pytest.mark.filterwarnings("ignore:.*dlr")

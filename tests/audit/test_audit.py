@@ -285,6 +285,10 @@ def test_bad_arguments(digits, linear, message, wrong):
 def test_bad_models(digits, linear):
     with pytest.raises(ValueError, match="model must be a function from images to logits, got 3"):
         audit(3, digits[1], **TINY)
+    with pytest.raises(ValueError, match=r"model must return logits .*, got a ndarray"):
+        audit(lambda v: v.flatten(1).numpy(), digits[1], **TINY)
+    with pytest.raises(ValueError, match=r"eps must be a radius between 0 and 1, .*, got 'a'"):
+        audit(linear, digits[1], **{**TINY, "eps": "a"})
     with pytest.raises(ValueError, match=r"must return logits \[20, classes\]"):
         audit(nn.Flatten(0), digits[1], **TINY)
     with pytest.raises(ValueError, match="for labels up to 9, got shape"):

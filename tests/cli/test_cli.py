@@ -172,12 +172,14 @@ def test_mistakes_are_one_line_and_exit_code_2(words, what, tmp_path):
         ("report", "Missing argument"),
         ("fly", "No such command"),
         ("theory --C abc", "'--C'"),
-        ("theory --C abc", "got 'theory --C abc'"),
+        ("theory --C abc", "got 'abc'; see mmlda theory --help"),
+        ("theory --C=abc", "got 'abc'; see mmlda theory --help"),
     ],
 )
 def test_what_the_parser_refuses_is_one_line_too(words, what):
     done = mmlda(*words.split(), code=2)
     assert what in done.stderr and done.stderr.startswith("mmlda: ") and done.stderr.count("\n") == 1
+    assert words not in done.stderr or " " not in words  # the whole command line is not repeated
 
 
 def test_no_words_at_all_are_answered_with_the_help():

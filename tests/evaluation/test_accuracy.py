@@ -1,11 +1,15 @@
 """Accuracy and predictions of any model on any data, which leave the model as it was."""
 
+import warnings
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import mmlda
+from mmlda.attacks import Square
 from mmlda.data import ImageData, stratified
 from mmlda.evaluation import accuracy, predictions
 from mmlda.models import build
@@ -41,9 +45,61 @@ def test_every_submodule_keeps_its_mode(digits):
 
 def test_the_mode_comes_back_after_an_error(digits):
     net = nn.Sequential(nn.Flatten(), nn.Linear(3, 10)).train()
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ValueError, match=r"model must take inputs \[16, 1, 8, 8\], got RuntimeError: mat1 and"):
         accuracy(net, digits[1])
     assert net.training and net[1].training
+
+
+def test_a_random_model_is_judged_by_its_mean_probabilities_with_one_warning(model, digits):
+    noisy = lambda v: model(v + 0.3 * torch.randn_like(v))  # noqa: E731
+    torch.manual_seed(0)
+    one_pass = float((noisy(digits[1].pixels()).argmax(1) == digits[1].labels).double().mean())
+    with pytest.warns(UserWarning, match="the model is random.*16 passes") as caught:
+        found = accuracy(noisy, digits[1], batch_size=50)
+    assert len(caught) == 1 and caught[0].filename == __file__
+    assert found.accuracy > one_pass + 0.05
+
+
+def test_a_deterministic_model_is_asked_twice_about_a_few_images_only(model, digits):
+    sizes = []
+
+    def seen(v):
+        sizes.append(len(v))
+        return model(v)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        accuracy(seen, digits[1])
+    assert sizes == [16, 16, len(digits[1])]
+
+
+@pytest.mark.parametrize(
+    "wrong, what",
+    [
+        (lambda v: v.flatten(1).numpy(), "must return logits .*, got a ndarray"),
+        (lambda v: (v.flatten(1),), "must return logits .*, got a tuple"),
+        (lambda v: SimpleNamespace(logits=v), r"must return logits .*, got a SimpleNamespace \(return its .logits\)"),
+        (lambda v: v.sum(), r"must return logits .*, got a float32 tensor \[\]"),
+        (lambda v: v.flatten(1)[1:], r"must return logits \[16, classes\].*, got a float32 tensor \[15, 64\]"),
+        (lambda v: v.flatten(1).argmax(1), "must return logits .*, got an int64 tensor"),
+        (lambda v: v.flatten(1).to_sparse(), "must return logits .*, got a sparse float32 tensor"),
+        (lambda: 0, "must take inputs .*, got TypeError"),
+        (nn.Linear, "model must be a module or a function from images to logits, got <class"),
+        (3, "model must be a module or a function from images to logits, got 3"),
+    ],
+)
+def test_what_is_no_classifier_is_refused_in_a_sentence(digits, wrong, what):
+    data, what = digits[1].subset(slice(16)), what.replace("images to", "(images|samples) to")
+    for measure in (accuracy, mmlda.evaluate):
+        with pytest.raises(ValueError, match=what):
+            measure(wrong, data)
+    with pytest.raises(ValueError, match=what):
+        Square(eps=0.1, queries=2)(wrong, data.pixels(), data.labels)
+
+
+def test_a_device_that_is_not_there_is_named(model, digits):
+    with pytest.raises(ValueError, match="device must be available, got 'nope'"):
+        accuracy(model, digits[1], device="nope")
 
 
 def test_any_model_and_any_kind_of_data(model, digits):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import mmlda
-from mmlda.attacks import BIM, AttackWarning
+from mmlda.attacks import BIM, AttackWarning, WorstCase
 from mmlda.data import stratified
 from mmlda.evaluation import accuracy, attack_images
 from mmlda.models import build
@@ -183,8 +183,32 @@ def test_a_random_model_is_marked_and_judged_on_average(model, digits):
         lambda v: model(v + 0.1 * torch.randn_like(v)), digits[1], BIM(eps=0.0), n=60, chunk=30, show=False
     )
     (result,) = found.attacks
-    assert result.numbers["passes"] == 16 and "the model is random" in str(found)
+    assert result.numbers["passes"] == found.clean.numbers["passes"] == 16
+    assert "* clean: the model is random" in str(found) and "* BIM 0: the model is random" in str(found)
     assert result.value == pytest.approx(result.numbers["clean_accuracy"], abs=0.1)
+    assert result.value == pytest.approx(found.clean.value, abs=0.1)
+
+
+def test_a_list_without_its_gradient_attacks_is_marked(model, digits):
+    found = mmlda.evaluate(lambda v: model(v).detach(), digits[1], "worst:0.1", n=20, chunk=10, show=False)
+    assert found.attacks[0].numbers["black_box"] == 1
+    assert "* WorstCase 0.1: the model has no gradient: only the attacks that need none" in str(found)
+
+
+def test_attacks_that_differ_in_settings_have_different_labels(model, digits):
+    attacks = ["pgd:0.1,steps=1", "pgd:0.1,steps=2", "pgd:0.1,steps=2,seed=5", "fgsm:0.1"]
+    attacks += [WorstCase(eps=0.1, attacks=[BIM(eps=0.1, steps=k)]) for k in (1, 2)]
+    found = mmlda.evaluate(model, digits[1], attacks, n=10, show=False)
+    names = [line.split("  ")[0] for line in str(found).splitlines()[1:8]]
+    assert names[1:] == [
+        "PGD 0.1, seed=0, steps=1",
+        "PGD 0.1, seed=0, steps=2",
+        "PGD 0.1, seed=5, steps=2",
+        "FGSM 0.1",
+        "WorstCase 0.1, list 1",
+        "WorstCase 0.1, list 2",
+    ]
+    assert len(found.plot().axes[0].patches) == 7
 
 
 def test_a_method_of_a_module_is_measured_in_eval_mode(digits):
@@ -195,7 +219,9 @@ def test_a_method_of_a_module_is_measured_in_eval_mode(digits):
     assert net.training and net[1].training
 
 
-@pytest.mark.parametrize("wrong", [BIM, 0.1])
+@pytest.mark.parametrize("wrong", [BIM, 0.1, None])
 def test_what_is_no_attack_is_refused(model, digits, wrong):
     with pytest.raises(ValueError, match=r"^attacks must be attacks such as PGD\(eps=8/255\) or names"):
         mmlda.evaluate(model, digits[1], [wrong], show=False)
+    with pytest.raises(ValueError, match=r"^attacks must be attacks such as PGD"):
+        mmlda.evaluate(model, digits[1], wrong, show=False)

@@ -109,7 +109,7 @@ def test_cards_name_every_audited_network_robust_ones_first(tmp_path):
 
 def evaluation(name, count, n, attack="", eps=None, **fields):
     about = {"kind": "evaluation", "what": "", "dataset": "digits", "network": "runs/mine", "head": "mmlda"}
-    return Result.counted(count, n, name=name, attack=attack, eps=eps, **about, **fields)
+    return Result.counted(count, n, name=name, attack=attack, eps=eps, **{**about, **fields})
 
 
 def test_a_users_own_run_has_its_own_title_headline_and_key_numbers(tmp_path):
@@ -121,13 +121,16 @@ def test_a_users_own_run_has_its_own_title_headline_and_key_numbers(tmp_path):
     page = Tree(report.build(tmp_path, tmp_path / "report.html").read_text(encoding="utf-8"))
     assert said(page.one("h1")) == "runs/mine on digits" and "paper" not in said(page.one("header"))
     lead = said(page.one("p", class_="lead")).replace("\xa0", " ")
-    assert lead == "runs/mine: clean accuracy: 99.0%. runs/mine: accuracy in the worst case, ε = 0.12: 7.0%."
+    assert lead == (
+        "runs/mine: clean accuracy: 99.0% (100 images). "
+        "runs/mine: accuracy in the worst case, ε = 0.12: 7.0% (100 images)."
+    )
     tiles = [said(div).replace("\xa0", " ") for div in page.all("div", page.one("dl", class_="tiles"))]
     assert [tile.partition("%")[0] for tile in tiles] == [
         "runs/mine: clean accuracy 99.0",
         "runs/mine: accuracy in the worst case, ε = 0.12 7.0",
     ]
-    assert tiles[1].endswith("the lowest of 3 measurements")
+    assert tiles[1].endswith("100 images · the lowest of 3 attacks at this ε")
     rows = [
         [said(c) for c in r["in"] if isinstance(c, dict)] for r in page.all("tr", page.one("table", id="evaluation"))
     ]
@@ -137,6 +140,38 @@ def test_a_users_own_run_has_its_own_title_headline_and_key_numbers(tmp_path):
         ["BIM", "23.9", "360"],
         ["worst case", "7.0 ", "100"],
     ]
+
+
+def test_key_numbers_mix_neither_perturbations_nor_settings(tmp_path):
+    evaluation("small", 80, 100, "BIM", 8 / 255).save(tmp_path)
+    for steps, count in ((10, 30), (100, 20)):
+        evaluation(f"pgd{steps}", count, 100, "PGD", 0.3, attack_settings={"steps": steps, "norm": "linf"}).save(
+            tmp_path
+        )
+    evaluation("l2", 40, 100, "PGD", 0.3, attack_settings={"norm": "l2"}).save(tmp_path)
+    evaluation("cw", 0, 50, "CarliniWagner").save(tmp_path)
+    page = Tree(report.build(tmp_path, tmp_path / "report.html").read_text(encoding="utf-8"))
+    tiles = [said(div).replace("\xa0", " ") for div in page.all("div", page.one("dl", class_="tiles"))]
+    assert [tile.partition("%")[0].removeprefix("runs/mine: accuracy under ") for tile in tiles] == [
+        "BIM, ε = 8/255 80.0",
+        "PGD, steps=100, ε = 0.3 20.0",
+        "PGD, ε = 0.3 (L2) 40.0",
+        "C&W, any distance 0.0",
+    ]
+    rows = page.all("tr", page.one("table", id="evaluation"))
+    assert sum(said(row).count("PGD") for row in rows) == 3
+
+
+def test_trained_networks_without_results_are_named(tmp_path):
+    for name in ("mine", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"without any; measure the network in it with mmlda evaluate .*mine --out"):
+        report.build(tmp_path, tmp_path / "report.html")
+    evaluation("clean", 99, 100, **{"network": str(tmp_path / "mine")}).save(tmp_path)
+    page = report.build(tmp_path, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Trained networks without results" in page
+    assert f"<code>{tmp_path}/other</code>" in page and f"<code>{tmp_path}/mine</code>" not in page
 
 
 def test_results_without_a_place_on_the_page_are_named(tmp_path):

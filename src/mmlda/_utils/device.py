@@ -10,6 +10,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from mmlda._utils.checks import invalid
+
 __all__ = ["Model", "device_of", "eval_mode", "on_device"]
 
 Model = Callable[[Tensor], Tensor]  # images in [0, 1] -> logits: a module, or any function
@@ -23,10 +25,15 @@ def device_of(model: Model, device: torch.device | str | None = None) -> torch.d
     >>> device_of(nn.Linear(2, 2, device="meta")), device_of(torch.sum), device_of(nn.ReLU(), "cpu")
     (device(type='meta'), device(type='cpu'), device(type='cpu'))
     """
+    if not callable(model) or isinstance(model, type):
+        raise invalid("model", "a module or a function from images to logits", model)
     if device is None:
         tensor = next(_tensors(model), None)
         return torch.device("cpu") if tensor is None else tensor.device
-    place = torch.device(device)
+    try:
+        place = torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise ValueError(f"device must be available, got {device!r} ({str(error).splitlines()[0]})") from None
     return torch.device("cuda", torch.cuda.current_device()) if place == torch.device("cuda") else place
 
 

@@ -105,9 +105,12 @@ class FoolboxAttack(Attack):
     the attack's own setting, 0 where it has none: foolbox does not count. An image that comes back with NaN counts as
     the original.
 
-    Args:
-        peer: an attack of foolbox's.
-        eps: its perturbation size; None to minimise it.
+    Parameters
+    ----------
+    peer
+        The foolbox attack.
+    eps
+        Its perturbation size; None to minimise it.
     """
 
     norm: ClassVar = "peer"  # foolbox's business

@@ -46,16 +46,24 @@ class APGD(Ascent):
     A sample is done when an iterate is misclassified (or, with one target, takes it): it leaves, and that
     iterate is its final point. A sample that holds ends at the iterate with the highest loss.
 
-    Args:
-        eps: radius of the ball, on the scale of the images.
-        norm: "linf" or "l2".
-        loss: "ce", "dlr", "margin", "targeted", or a function (model, x, y) -> [N] to be maximised. With
-            fewer classes than "dlr" is defined for (3, with a target 4) it says so and uses "margin".
-        target: None, "least-likely", "random", or "every": the `targets` other classes with the highest clean
-            logits in turn, which with "dlr" is the targeted APGD of AutoAttack.
-        targets: how many classes target="every" tries.
-        steps: of a run, which takes one gradient more.
-        restarts: runs for each target, from random points.
+    Parameters
+    ----------
+    eps
+        Radius of the ball, on the scale of the images.
+    norm
+        "linf" or "l2".
+    loss
+        "ce", "dlr", "margin", "targeted", or a function (model, x, y) -> [N] to be maximised. With fewer classes than
+        "dlr" is defined for (3, with a target 4) it says so and uses "margin".
+    target
+        None, "least-likely", "random", or "every": the `targets` other classes with the highest clean logits in turn,
+        which with "dlr" is the targeted APGD of AutoAttack.
+    targets
+        How many classes target="every" tries.
+    steps
+        Steps per run; a run takes one gradient more.
+    restarts
+        Runs for each target, from random points.
     """
 
     steps: int = 100

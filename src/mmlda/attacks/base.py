@@ -94,12 +94,17 @@ class Attack:
 
     Settings are checked by `rules`, which a subclass may extend.
 
-    Args:
-        bounds: The range of the images, (low, high); `x` may be outside by a rounding error. For tables [N, D] also two
-            tensors [D], the range of each feature; a feature with low = high does not change.
-        seed: Of the attack's random choices, which are keyed by (seed, index of the sample).
-        batch_size: Most images at a time; None for all at once.
-        memory_limit: Bytes; the batch size is chosen so that the attack's activations stay below.
+    Parameters
+    ----------
+    bounds
+        The range of the images, (low, high); `x` may be outside by a rounding error. For tables [N, D] also two
+        tensors [D], the range of each feature; a feature with low = high does not change.
+    seed
+        Random seed; each random choice is keyed by (seed, index of the sample).
+    batch_size
+        Largest number of images per batch; None for all at once.
+    memory_limit
+        Bytes; the batch size is chosen so that the attack's activations stay below.
     """
 
     rules: ClassVar[dict[str, Callable[[str, Any], None]]] = RULES
@@ -175,6 +180,8 @@ class Attack:
         ValueError
             Bad arguments, a model that does not return logits, NaN, or a gradient attack on a model without one.
         """
+        if not callable(model) or isinstance(model, type):
+            raise invalid("model", "a module or a function from samples to logits", model)
         with guarded(model):
             x, y, target, index = self._prepare(x, y, target, index)
             if len(x) == 0:
@@ -204,7 +211,8 @@ class Attack:
             for note in surface.notes:
                 warn_caller(note, AttackWarning)
             passes = PASSES if surface.random else 1
-            return replace(result, classes=surface.classes, passes=passes, notes=tuple(surface.notes))
+            result = replace(result, classes=surface.classes, passes=passes, notes=tuple(surface.notes))
+            return replace(result, black_box=surface.black_box)
 
     def in_batches(
         self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor
@@ -260,7 +268,7 @@ class Attack:
         self, x: Tensor, y: Tensor, target: Tensor | int | None, index: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         """Check the arguments and bring them into one form; the caller's tensors are not written to."""
-        if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim < 2:
+        if not isinstance(x, Tensor) or not x.is_floating_point() or x.layout != torch.strided or x.ndim < 2:
             raise invalid("x", "a floating-point tensor [N, ...]", x)
         if len(x) and x[0].numel() == 0:
             raise invalid("x", "images with pixels", x)

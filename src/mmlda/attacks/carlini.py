@@ -114,18 +114,29 @@ class CarliniWagner(Attack):
     and the distances are infinite. A sample that is misclassified from the start, by kappa at least, is a success at
     distance 0: count over the correctly classified ones.
 
-    Args:
-        kappa: how far across, in logits: Z of the new class exceeds the others by at least this.
-        target: None (any class but y), "least-likely" (by the clean logits), "random", or "every" (each class
-            in turn, and the nearest point of all).
-        search_steps: searches, each with its own c.
-        steps: most iterations of a search.
-        rate: Adam's, in units of w.
-        initial_c: of the first search; 10 times that of the last one until one crosses, bisected from then on.
-        abort: end a search when, after the rate has dropped, its loss is steady and has fallen by less than 0.03%
-            in a thirtieth of `steps` (in 30 to 100 iterations). Without, every search takes all `steps`.
-        batch_size: most searches under way at a time; None for as many as there are images.
+    Parameters
+    ----------
+    kappa
+        How far across, in logits: Z of the new class exceeds the others by at least this.
+    target
+        None (any class but y), "least-likely" (by the clean logits), "random", or "every" (each class in turn, and
+        the nearest point of all).
+    search_steps
+        Number of searches, each with its own c.
+    steps
+        Largest number of iterations per search.
+    rate
+        Learning rate of Adam, in units of w.
+    initial_c
+        Of the first search; 10 times that of the last one until one crosses, bisected from then on.
+    abort
+        End a search when, after the rate has dropped, its loss is steady and has fallen by less than 0.03% in a
+        thirtieth of `steps` (in 30 to 100 iterations). Without, every search takes all `steps`.
+    batch_size
+        Most searches under way at a time; None for as many as there are images.
 
+    Examples
+    --------
     >>> x, y = torch.tensor([[0.6, 0.4]]), torch.tensor([0])
     >>> result = CarliniWagner(steps=500)(lambda x: 5 * x, x, y)
     >>> result.success.item(), round(result.l2.item(), 2)  # the boundary is the diagonal

@@ -13,7 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["AttackWarning", "NoGradient", "check_choice", "check_count", "check_number", "invalid", "warn_caller"]
+__all__ = [
+    "AttackWarning",
+    "NoGradient",
+    "check_choice",
+    "check_count",
+    "check_number",
+    "described",
+    "invalid",
+    "warn_caller",
+]
 
 
 class AttackWarning(UserWarning):
@@ -33,11 +42,22 @@ def invalid(name: str, expected: str, value: Any) -> ValueError:
     ValueError('y must be an integer tensor [2], got a float32 tensor [3]')
     """
     if isinstance(value, Tensor):
-        return ValueError(
-            f"{name} must be {expected}, got a {str(value.dtype).removeprefix('torch.')} tensor {list(value.shape)}"
-        )
+        return ValueError(f"{name} must be {expected}, got {described(value)}")
     text = repr(value)
     return ValueError(f"{name} must be {expected}, got {text if len(text) <= 120 else text[:117] + '...'}")
+
+
+def described(value: object) -> str:
+    """A value in a few words, for errors.
+
+    >>> described(torch.zeros(2, 3).long()), described((1, 2))
+    ('an int64 tensor [2, 3]', 'a tuple')
+    """
+    noun = type(value).__name__ + (" (return its .logits)" if hasattr(value, "logits") else "")
+    if isinstance(value, Tensor):
+        sparse = "" if value.layout == torch.strided else "sparse "
+        noun = f"{sparse}{str(value.dtype).removeprefix('torch.')} tensor {list(value.shape)}"
+    return f"{'an' if noun[0] in 'aeioAEIO' else 'a'} {noun}"
 
 
 def check_count(name: str, value: Any, least: float = 1) -> None:

@@ -12,15 +12,16 @@ __all__ = ["document"]
 
 
 def document(cls: Any) -> None:
-    """Rewrite the docstring of a settings class in NumPy style.
+    """Complete the parameters in the docstring of a settings class.
 
-    Under `Args:` a class describes only the settings that it adds or changes; the others are those of its bases. Runs
-    before `@dataclass`, on annotations and class attributes.
+    A class describes only the settings that it adds or changes; the others come from its bases. Runs before
+    `@dataclass`, on annotations and class attributes.
     """
     text = inspect.cleandoc(cls.__dict__.get("__doc__") or "")
-    head, _, rest = text.partition("\nArgs:\n") if "\nArgs:\n" in text else text.partition("\n>>> ")
-    own = dict(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", rest, re.M)) if "\nArgs:\n" in text else {}
-    cls._described = getattr(cls, "_described", {}) | {k: v[0].upper() + v[1:] for k, v in own.items()}
+    text, _, examples = text.partition("\nExamples\n--------\n")
+    head, _, own = text.partition("\nParameters\n----------\n")
+    described = {name: " ".join(words.split()) for name, words in re.findall(r"^(\w+)\n((?: {4}.*\n?)+)", own, re.M)}
+    cls._described = getattr(cls, "_described", {}) | described
     hints: dict[str, str] = {}
     for base in cls.__mro__:  # the most specific settings first, those common to all attacks last
         added = {name: str(hint) for name, hint in inspect.get_annotations(base).items()}
@@ -31,6 +32,5 @@ def document(cls: Any) -> None:
         if name in cls._described and not (isinstance(default, Field) and not default.init):
             given = f", default {default!r}" if hasattr(cls, name) else ""
             lines += [f"{name} : {hints[name]}{given}", indent(fill(cls._described[name], 110), "    ")]
-    examples = text[text.index("\n>>> ") :] if "\n>>> " in text else ""
     parts = [head.strip(), "Parameters\n----------\n" + "\n".join(lines)]
-    cls.__doc__ = "\n\n".join([*parts, *(["Examples\n--------" + examples] if examples else [])]) + "\n"
+    cls.__doc__ = "\n\n".join([*parts, *(["Examples\n--------\n" + examples.rstrip()] if examples else [])]) + "\n"

@@ -94,13 +94,21 @@ class FAB(Attack):
     Towards a target it looks for that class alone; without one it tries the `targets` other classes with the
     highest clean logits, and the nearest point of any of them counts.
 
-    Args:
-        norm: the distance to minimise, "linf" or "l2".
-        eps: a sample is done once it is broken within this distance; None to go on for the smallest.
-        targets: classes to try.
-        steps: gradients for each of them.
-        restarts: runs for each class; all but the first start at random points half way to the best so far.
+    Parameters
+    ----------
+    norm
+        The distance to minimise, "linf" or "l2".
+    eps
+        A sample is done once it is broken within this distance; None to go on for the smallest.
+    targets
+        How many classes to try.
+    steps
+        Gradient steps for each class.
+    restarts
+        Runs for each class; all but the first start at random points half way to the best so far.
 
+    Examples
+    --------
     >>> x, y = torch.tensor([[0.6, 0.4]]), torch.tensor([0])
     >>> FAB(norm="linf", steps=20)(lambda x: 5 * x, x, y).linf.round(decimals=3)
     tensor([0.1000])

@@ -233,16 +233,25 @@ class Ascent(Attack):
 class GradientAttack(Ascent):
     """The loop's settings; `FGSM`, `BIM`, `ILCM` and `PGD` are values of them.
 
-    Args:
-        eps: radius of the ball, on the scale of the images: 8 / 255 for images in [0, 1].
-        norm: "linf" or "l2".
-        loss: "ce", "margin", "dlr", "targeted", or a function (model, x, y) -> [N] to be maximised.
-        target: None (away from y), "least-likely" (by the clean logits), "random", or "every" (each class in
-            turn; per sample the first that changes its label).
-        steps: gradients a run.
-        step_size: length of a step; None for eps / steps (2.5 eps / steps for PGD, eps for FGSM).
-        random_start: start at a random point of the ball.
-        restarts: runs; a sample leaves after the first that breaks it.
+    Parameters
+    ----------
+    eps
+        Radius of the ball, on the scale of the images: 8 / 255 for images in [0, 1].
+    norm
+        "linf" or "l2".
+    loss
+        "ce", "margin", "dlr", "targeted", or a function (model, x, y) -> [N] to be maximised.
+    target
+        None (away from y), "least-likely" (by the clean logits), "random", or "every" (each class in turn; per sample
+        the first that changes its label).
+    steps
+        Gradient steps per run.
+    step_size
+        Length of a step; None for eps / steps (2.5 eps / steps for PGD, eps for FGSM).
+    random_start
+        Whether to start at a random point of the ball.
+    restarts
+        Number of runs; a sample leaves after the first that breaks it.
     """
 
     step_size: float | None = None
@@ -292,6 +301,8 @@ class GradientAttack(Ascent):
 class FGSM(GradientAttack):
     """Fast gradient sign method (Goodfellow et al. 2015): one step of size eps.
 
+    Examples
+    --------
     >>> model = torch.nn.Linear(4, 3).eval()
     >>> x, y = torch.full((2, 4), 0.5), torch.tensor([0, 1])
     >>> FGSM(eps=0.125)(model, x, y).linf

@@ -135,19 +135,29 @@ class JSMA(Attack):
     A pixel is one channel of one place. A sample stops when its label is the target, after `steps` steps, or when
     no pixel (pair) is left that has the right signs, can still move and is within `max_share`.
 
-    Args:
-        eps: what a step adds to a pixel, clipped to the range; negative to lower pixels. Not an L-infinity bound:
-            a pixel that is chosen again moves again.
-        pairs: two pixels a step.
-        surface: what is differentiated, "logits" or "softmax". The two choose different pixels, so say which with
-            every number. Softmax slopes are computed such that a saturated network does not make them 0.
-        target: "least-likely" (by the clean logits) or "random".
-        steps: most steps.
-        max_share: most pixels that may change, as a share of all. Where one is left and a step takes two, both are
-            such as have changed already (`reuse`).
-        reuse: whether a pixel may be chosen again while it is inside the range; None for yes one pixel at a time,
-            and no with pairs, where Papernot et al. take every used pixel out of the search.
+    Parameters
+    ----------
+    eps
+        What a step adds to a pixel, clipped to the range; negative to lower pixels. Not an L-infinity bound: a pixel
+        that is chosen again moves again.
+    pairs
+        Whether to move two pixels per step.
+    surface
+        What is differentiated, "logits" or "softmax". The two choose different pixels, so say which with every
+        number. Softmax slopes are computed such that a saturated network does not make them 0.
+    target
+        "least-likely" (by the clean logits) or "random".
+    steps
+        Largest number of steps.
+    max_share
+        Most pixels that may change, as a share of all. Where one is left and a step takes two, both are such as have
+        changed already (`reuse`).
+    reuse
+        Whether a pixel may be chosen again while it is inside the range; None for yes one pixel at a time, and no
+        with pairs, where Papernot et al. take every used pixel out of the search.
 
+    Examples
+    --------
     >>> x, y = torch.tensor([[0.75, 0.125, 0.5]]), torch.tensor([0])
     >>> JSMA(eps=0.25)(lambda x: x[:, :2] * torch.tensor([1.0, 3.0]) - x[:, 1:], x, y).x_adv
     tensor([[0.7500, 0.3750, 0.5000]])
@@ -226,7 +236,8 @@ class JSMA(Attack):
         pixels, valid = best_pair(u, v) if self.pairs else best_pixel(u, v)  # [N, 2 or 1], [N]
         moved = going & valid
         old = flat.gather(1, pixels)
-        new = torch.where(moved[:, None], (old + self.eps).clamp(lo, hi), old)
+        low, high = (end[pixels] if isinstance(end, Tensor) else end for end in (lo, hi))  # of those features
+        new = torch.where(moved[:, None], (old + self.eps).clamp(low, high), old)
         chosen = moved[:, None].expand_as(pixels)
         changed = changed.scatter(1, pixels, changed.gather(1, pixels) | chosen)
         return flat.scatter(1, pixels, new).view_as(x_k), changed, moved

@@ -37,6 +37,7 @@ class AttackResult:
     blind: Tensor | None = None  # bool: every gradient that the attack started from was exactly 0
     classes: int | None = None  # the number of the model's classes; None before the call ends
     passes: int = 1  # whose mean probabilities decided each prediction: more than 1 for a random model
+    black_box: bool = False  # whether only the attacks of a list that need no gradient ran: the model has none
     notes: tuple[str, ...] = ()  # why the accuracy under attack may say nothing about robustness
 
     def __len__(self) -> int:

@@ -76,12 +76,19 @@ _Patch = tuple[Tensor, Tensor, Tensor, Tensor]
 class Square(Attack):
     """Black-box attack by random search. A sample is done when it is misclassified, or takes its target.
 
-    Args:
-        eps: radius of the ball, on the scale of the images.
-        norm: "linf" or "l2".
-        queries: most forward passes a sample, after the one at its start.
-        p: the share of the image that the first windows cover.
+    Parameters
+    ----------
+    eps
+        Radius of the ball, on the scale of the images.
+    norm
+        "linf" or "l2".
+    queries
+        Largest number of forward passes per sample, not counting the one at its start.
+    p
+        The share of the image that the first windows cover.
 
+    Examples
+    --------
     >>> model = torch.nn.Linear(16, 3).eval()
     >>> x, y = torch.full((2, 16), 0.5), torch.tensor([0, 1])
     >>> bool((Square(eps=0.25, queries=20)(model, x, y).linf <= 0.25).all())

@@ -12,12 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmlda.attacks.checks import NoGradient, warn_caller
+from mmlda.attacks.checks import NoGradient, described, warn_caller
 from mmlda.attacks.losses import Loss, score
 from mmlda.attacks.progress import Bar
 from mmlda.attacks.replay import Step, replay
 
-__all__ = ["Model", "Surface", "finite", "input_gradient", "may_be_infinite"]
+__all__ = [
+    "PASSES",
+    "Model",
+    "Surface",
+    "check_logits",
+    "finite",
+    "first_answer",
+    "input_gradient",
+    "is_random",
+    "may_be_infinite",
+]
 
 Model = Callable[[Tensor], Tensor]
 
@@ -57,6 +67,7 @@ class Surface:
         self.precision: torch.dtype | None = None  # that the model answers in, known then too
         self.random = False  # whether two passes over the same images differ, known then too
         self.bar: Bar | None = None  # told of every step
+        self.black_box = False  # whether attacks were left out because the model has no gradient
         self.notes: list[str] = []  # what the attack has to say about its result
         self._labels = {"y": y, "target": target}
         self._total: Tensor | None = None  # the sum of all answers, on the device: NaN once one of them was
@@ -123,10 +134,12 @@ class Surface:
         return None if z is None else z.detach(), g.sign()  # of infinity 1, of NaN 0
 
     def _answer(self, x: Tensor) -> Tensor:
-        z = self.model(x)
         if self.classes is None:
+            z = first_answer(self.model, x)
             self._inspect(z, len(x))
-            self.random = self._differs(x)
+            self.random = is_random(self.model, x)
+        else:
+            z = self.model(x)
         return z if z.dtype in (torch.float32, torch.float64) else z.float()
 
     def _note(self, z: Tensor) -> None:
@@ -147,7 +160,7 @@ class Surface:
             z, _ = None, self.count(x)
             value = loss(self.model, x, y if target is None else target)  # [N]
             if not isinstance(value, Tensor) or value.shape != y.shape:
-                raise ValueError(f"loss must return one value per sample, [{len(y)}], got {_described(value)}")
+                raise ValueError(f"loss must return one value per sample, [{len(y)}], got {described(value)}")
         else:
             try:
                 z = self._answer(x)  # [N, L]
@@ -208,21 +221,8 @@ class Surface:
             self._graphs.clear()
 
     @torch.no_grad()
-    def _differs(self, x: Tensor) -> bool:
-        """Whether two passes over a few images differ by more than rounding."""
-        if x.is_cuda and torch.cuda.is_current_stream_capturing():
-            return False
-        few = x.detach()[:_PROBE]  # fewer would make a compiler specialise on small batches
-        one, two = self.model(few).clone(), self.model(few)  # a graph may answer in the same buffer twice
-        scale = torch.where(one.isfinite(), one.abs(), 0).amax().item()
-        close = scale * max(1e-4, 16 * torch.finfo(one.dtype).eps)
-        return not torch.allclose(one, two, rtol=0.0, atol=close, equal_nan=True)
-
-    @torch.no_grad()
     def _inspect(self, z: Tensor, n: int) -> None:
-        """Check the model's first answer, where a wrong one can still be explained."""
-        if not isinstance(z, Tensor) or z.ndim != 2 or len(z) != n or z.shape[1] < 2:
-            raise ValueError(f"model must return logits [{n}, classes], 2 classes or more, got {_described(z)}")
+        """Learn the classes from the model's first answer; refuse labels and values that do not go with it."""
         self.classes, self.precision = z.shape[1], z.dtype
         L = z.shape[1]
         if z.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -266,5 +266,34 @@ def input_gradient(model: Model, loss: Callable[[Tensor], Tensor], x: Tensor) ->
         return torch.autograd.grad(value.sum(), x)[0]
 
 
-def _described(value: object) -> str:
-    return f"shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+def first_answer(model: Model, x: Tensor) -> Tensor:
+    """The logits of a model that has not been asked before: a ValueError where it takes or returns something else."""
+    try:
+        z = model(x)
+    except (RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, torch.OutOfMemoryError) or "Can't call numpy()" in str(error):
+            raise
+        why = (str(error).splitlines() or [""])[0]
+        raise ValueError(f"model must take inputs {list(x.shape)}, got {type(error).__name__}: {why}") from error
+    check_logits(z, len(x))
+    return z
+
+
+def check_logits(z: object, n: int) -> None:
+    """Raise a ValueError unless `z` can be the logits of `n` samples."""
+    dense = isinstance(z, Tensor) and z.layout == torch.strided and z.is_floating_point()
+    if not dense or z.ndim != 2 or len(z) != n or z.shape[1] < 2:  # type: ignore[attr-defined, arg-type]
+        expected = f"[{n}, classes], a floating-point tensor with 2 classes or more"
+        raise ValueError(f"model must return logits {expected}, got {described(z)}")
+
+
+@torch.no_grad()
+def is_random(model: Model, x: Tensor) -> bool:
+    """Whether two passes over a few of the samples differ by more than rounding."""
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        return False
+    few = x.detach()[:_PROBE]  # fewer would make a compiler specialise on small batches
+    one, two = first_answer(model, few).clone(), model(few)  # a graph may answer in the same buffer twice
+    scale = torch.where(one.isfinite(), one.abs(), 0).amax().item()
+    close = scale * max(1e-4, 16 * torch.finfo(one.dtype).eps)
+    return not torch.allclose(one, two, rtol=0.0, atol=close, equal_nan=True)

@@ -39,11 +39,16 @@ class WorstCase(Attack):
     for none, -2 for an image that was wrong to begin with, which stays as it is.
     More queries and steps than these cost more than they break; for a longer search give a list of your own.
 
-    Args:
-        eps: radius of the ball, on the scale of the images.
-        norm: "linf" or "l2".
-        losses: more losses, such as one on the model's features: functions (model, x, y) -> [N] or names.
-        attacks: the list, instead of the standard one. A minimum-norm attack counts within eps.
+    Parameters
+    ----------
+    eps
+        Radius of the ball, on the scale of the images.
+    norm
+        "linf" or "l2".
+    losses
+        More losses, such as one on the model's features: functions (model, x, y) -> [N] or names.
+    attacks
+        The list, instead of the standard one. A minimum-norm attack counts within eps.
     """
 
     eps: float
@@ -102,7 +107,8 @@ class WorstCase(Attack):
             except NoGradient:
                 if first and number == len(attacks) - 1:
                     raise
-                surface.note("the model has no gradient: only the attacks that use none, such as Square, were run")
+                surface.black_box = True
+                surface.note("the model has no gradient: only the attacks that need none, such as Square, were run")
                 continue
             open_ = winner[who] == -1
             steps = steps.index_add(0, who, result.steps * open_)

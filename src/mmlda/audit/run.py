@@ -13,7 +13,7 @@ from torch import nn
 
 from mmlda._utils.checks import invalid
 from mmlda._utils.device import device_of
-from mmlda.attacks.surface import Model
+from mmlda.attacks.surface import Model, first_answer
 from mmlda.audit.profile import examine
 from mmlda.audit.record import Audit
 from mmlda.audit.text import notes
@@ -110,7 +110,7 @@ def audit(
     if classes < 2:
         raise ValueError(f"data must have at least 2 classes among its {len(part)} images, got 1")
     for word, network in (("model", model), ("surrogate", surrogate)):
-        if not callable(network) and (network is not None or word == "model"):
+        if (not callable(network) or isinstance(network, type)) and (network is not None or word == "model"):
             raise invalid(word, "a function from images to logits", network)
     if thorough:
         steps, queries = 5 * steps, 10 * queries
@@ -120,6 +120,8 @@ def audit(
     with seeded(place, seed):
         net = copied(model, place)
         x, y = part.pixels().to(place), part.labels.to(place)
+        with torch.no_grad():
+            first_answer(net, x[:batch_size])
         subject, profile = examine(net, x, y, passes=passes, batch_size=batch_size)
         other = None if surrogate is None else copied(surrogate, place)
         trials, reached = run_trials(subject, profile.surface, settings, other, show)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import warnings
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
@@ -45,9 +46,11 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if 1 < self.eps < 255:
+        check_count("seed", self.seed, 0)
+        real = isinstance(self.eps, numbers.Real)
+        if real and 1 < self.eps < 255:
             raise invalid("eps", f"a radius between 0 and 1: did you mean {self.eps:g}/255?", self.eps)
-        if not 0 < self.eps < 1:
+        if not real or not 0 < self.eps < 1:
             raise invalid("eps", "a radius between 0 and 1, the range of the images", self.eps)
         for name in ("steps", "queries", "passes", "batch_size"):
             check_count(name, getattr(self, name), 1)

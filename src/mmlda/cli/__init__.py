@@ -48,12 +48,23 @@ def main() -> None:
             print(error.format_message())  # type: ignore[attr-defined]
             sys.exit(error.exit_code)
         words = (error.format_message() or str(error)).rstrip(".")  # type: ignore[attr-defined]
-        _fail(f"{words}, got {' '.join(sys.argv[1:])!r}", error.exit_code)
+        path = getattr(getattr(error, "ctx", None), "command_path", "mmlda")
+        _fail(f"{words}{_given(error)}; see {path} --help", error.exit_code)
 
 
 def _fail(error: BaseException | str, code: int) -> None:
     print(f"mmlda: {error}", file=sys.stderr)
     sys.exit(code)
+
+
+def _given(error: Exception) -> str:
+    """The value that an option refused, as in `, got 'x'`; empty for other errors."""
+    options = getattr(getattr(error, "param", None), "opts", ())
+    for word, value in zip(sys.argv, [*sys.argv[1:], None]):
+        name, equals, attached = word.partition("=")
+        if name in options and (equals or value is not None):
+            return f", got {attached if equals else value!r}"
+    return ""
 
 
 def _version(value: bool) -> None:

@@ -49,7 +49,11 @@ def evaluate(
     root: Root = None,
     temperature: Annotated[
         bool,
-        option("Computation", "--temperature", help="Also calibrate, with a temperature fitted on the other images."),
+        option(
+            "Computation",
+            "--temperature",
+            help="Also scale the logits by a temperature fitted on the other test images.",
+        ),
     ] = False,
     priors: Annotated[
         str | None,
@@ -133,6 +137,8 @@ def attack(
 
 
 def _summary(result: Result, folder: Path) -> list[str]:
+    from mmlda.evaluation.robustness import unreliable
+
     numbers, (low, high) = result.numbers, result.interval or (0.0, 0.0)
     clean, interval = 100 * float(numbers["clean_accuracy"] or 0), f"{100 * low:.2f} to {100 * high:.2f}"
     accuracy = f"accuracy {clean:.2f}% clean, {100 * result.number:.2f}% under attack (95% interval {interval})"
@@ -140,9 +146,8 @@ def _summary(result: Result, folder: Path) -> list[str]:
     if numbers["mean_l2"] is not None:
         near = f"L-infinity {numbers['mean_linf']:.4f}, L2 {numbers['mean_l2']:.4f}"
         lines.append(f"mean distance of broken images: {near}, distortion {numbers['mean_distortion']:.3f}")
-    if numbers["zero_gradient"]:
-        still = f"the gradient was exactly zero for {100 * float(numbers['zero_gradient']):.1f}% of the images"
-        lines.append(f"{still}: the attack cannot move them, which is not robustness; try loss=margin")
+    if why := unreliable(result):
+        lines.append(f"warning: {why}")
     return [*lines, f"{folder / 'result.json'}, {folder / 'examples.png'}"]
 
 
@@ -326,7 +331,9 @@ def pack(
 
 @command("mmlda report results -o report.html")
 def report(
-    results: Annotated[Path, typer.Argument(metavar="DIR", help="Folder with result files, also in folders below.")],
+    results: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder with results; the folders below it are searched too.")
+    ],
     title: Annotated[str | None, option("Output", metavar="TEXT", help="Title of the page.")] = None,
     out: Annotated[Path, option("Output", "--out", "-o", metavar="FILE", help="The HTML file to write.")] = Path(
         "report.html"
@@ -336,7 +343,8 @@ def report(
 ) -> None:
     """Turn result files into one HTML page.
 
-    The page is self-contained: verdicts, tables next to the paper's, figures and provenance.
+    The page is self-contained: verdicts, tables, figures and the provenance of every number, and the paper's numbers
+    beside those that reproduce them.
     """
     from mmlda.report import build
 

@@ -40,7 +40,8 @@ class Command(TyperCommand):
         for param in sorted(self.get_params(ctx), key=lambda param: param.param_type_name != "argument"):
             other = "Arguments" if param.param_type_name == "argument" else next(reversed(groups), "Options")
             if (record := param.get_help_record(ctx)) is not None:
-                groups.setdefault(getattr(param, "rich_help_panel", None) or other, []).append(record)
+                names = re.sub(r" <\w+>$", "", record[0])  # MODEL, not MODEL <str>
+                groups.setdefault(getattr(param, "rich_help_panel", None) or other, []).append((names, record[1]))
         for title, records in groups.items():
             with formatter.section(title):
                 formatter.write_dl(records)
@@ -93,16 +94,16 @@ Function = Annotated[
         help="Import package.module and call function, which returns the network.",
     ),
 ]
-Weights = Annotated[Path | None, option("Your own network", metavar="FILE", help="Its weights, a safetensors file.")]
+Weights = Annotated[Path | None, option("Your own network", metavar="FILE", help="Safetensors file with its weights.")]
 N = Annotated[int | None, option("Data", metavar="N", help="Use a stratified sample of N test images (default: all).")]
 Chunk = Annotated[
-    int | None, option("Computation", metavar="N", help="Images per chunk; finished chunks are not repeated.")
+    int | None, option("Computation", metavar="N", help="Images per chunk; a resumed run skips finished chunks.")
 ]
 attack_option = option(
     "Attacks",
     "--attack",
     metavar="NAME[:EPS][,KEY=...]",
-    help=f"Such as fgsm:8/255 or pgd:0.1,steps=50; repeat for several. Names: {', '.join(ATTACKS)}.",
+    help=f"An attack, such as fgsm:8/255 or pgd:0.1,steps=50; repeat for several. Names: {', '.join(ATTACKS)}.",
     autocompletion=lambda: [*ATTACKS],
 )
 
@@ -127,12 +128,11 @@ def pick(device: str | None) -> str:
     """The device given, if it is available; by default CUDA where there is one."""
     import torch
 
+    from mmlda._utils.device import device_of
+
     if device is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device must be available, got {device!r} ({str(error).splitlines()[0]})") from None
+    device_of(torch.sum, device)
     return device
 
 

@@ -9,7 +9,7 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,14 +26,13 @@ from mmlda._utils.figures import save_figure
 from mmlda._utils.progress import progress
 from mmlda._utils.settings import parse_attack
 from mmlda._utils.tensors import packed
-from mmlda._utils.text import eps_text
 from mmlda.attacks import Attack, AttackWarning
 from mmlda.data import ImageData, as_images, stratified
-from mmlda.evaluation.accuracy import logits, shares
+from mmlda.evaluation.accuracy import answers, logits, shares
 from mmlda.evaluation.calibration import calibration_error, fit_temperature
 from mmlda.evaluation.chunks import Chunks
 from mmlda.evaluation.robustness import attack_images, describe_attack, identity, small, unreliable
-from mmlda.results import Result, head_of, traced
+from mmlda.results import Result, attack_labels, head_of, traced
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,16 +53,21 @@ class Evaluation:
     def __str__(self) -> str:
         classes = sum(share is not None for share in self.clean.series["per_class"])
         what = f"{self.clean.n} images, {classes} classes"
-        text = [f"{what:24s} {'accuracy (%)':>12s}  {'95% interval':>16s}  {'median L2':>9s}  {'median L-inf':>12s}"]
-        for result in self.results:
+        labels = attack_labels(self.results)
+        reasons = [unreliable(result) for result in self.results]
+        names = [label + " *" * bool(why) for label, why in zip(labels, reasons)]
+        width = max(24, *map(len, names))
+        text = [
+            f"{what:{width}s} {'accuracy (%)':>12s}  {'95% interval':>16s}  {'median L2':>9s}  {'median L-inf':>12s}"
+        ]
+        for name, result in zip(names, self.results):
             low, high = result.interval or (math.nan, math.nan)
-            mark = " *" if unreliable(result) else ""
-            line = f"{_label(result) + mark:24s} {100 * result.number:12.2f}  {100 * low:7.2f} .. {100 * high:5.2f}"
-            for key, width in (("median_l2", 9), ("median_linf", 12)):
+            line = f"{name:{width}s} {100 * result.number:12.2f}  {100 * low:7.2f} .. {100 * high:5.2f}"
+            for key, digits in (("median_l2", 9), ("median_linf", 12)):
                 value = result.numbers.get(key)
-                line += f"  {value:{width}.4f}" if value is not None else ""
+                line += f"  {value:{digits}.4f}" if value is not None else ""
             text.append(line)
-        text += [f"* {_label(result)}: {why}" for result in self.results if (why := unreliable(result))]
+        text += [f"* {label}: {why}" for label, why in zip(labels, reasons) if why]
         # None is infinite: a class with prior 0 that does occur
         shown = {key: "inf" if value is None else f"{value:.4f}" for key, value in self.clean.numbers.items()}
         scores = "negative log-likelihood {}, calibration error {}"
@@ -83,7 +87,7 @@ class Evaluation:
         figure = Figure(figsize=(6.4, 1.0 + 0.4 * len(values)), layout="constrained")
         axis = figure.subplots()
         errors = 100 * np.stack([values - low, high - values])
-        names = [_label(result) for result in self.results]
+        names = attack_labels(self.results)
         axis.barh(names, 100 * values, xerr=errors, color="#4c78a8", ecolor="0.3", capsize=3)
         axis.set(xlim=(0, 100), xlabel="accuracy (%), 95% interval")
         axis.invert_yaxis()  # the clean images first
@@ -151,7 +155,7 @@ def evaluate(
     """
     place, net = device_of(model, device), on_device(model, device)
     images = stratified(as_images(data, split="test"), n)
-    listed = [attacks] if isinstance(attacks, Attack | str) else attacks
+    listed = attacks if isinstance(attacks, Iterable) and not isinstance(attacks, str) else [attacks]
     chosen: list[Attack] = [parse_attack(one, ours) if isinstance(one, str) else one for one in listed]
     for given in chosen:
         if not isinstance(given, Attack):
@@ -174,10 +178,6 @@ def evaluate(
     return Evaluation(clean, tuple(found))
 
 
-def _label(result: Result) -> str:
-    return " ".join([result.attack or "clean", *([] if result.eps is None else [eps_text(result.eps)])])
-
-
 def _slug(about: dict[str, Any]) -> str:
     """A folder's name for an attack: readable, and different for other settings."""
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:8]
@@ -198,13 +198,15 @@ def _clean(
     """Accuracy and calibration on the images as they are; the temperature is fitted on the `other` ones."""
     about, begin = traced(model, data, place, name), time.perf_counter()
     own, who = (None, {}) if folder is None else (folder / "clean", identity(about))
-    z = _chunked_logits(model, data, Chunks(own, len(data), chunk, who), place, show).double()
+    z, passes = _chunked_logits(model, data, Chunks(own, len(data), chunk, who), place, show)
     if bool(z.isnan().any()):
         bad = int(z.isnan().any(1).sum())
         raise ValueError(f"model must return finite logits, got NaN for {bad} of {len(data)} images")
     labels = data.labels.cpu()
     found = shares(z.argmax(1), labels, data.num_classes)
     numbers = {"balanced_accuracy": found.balanced, **_calibration(z, labels)}
+    if passes > 1:
+        numbers["passes"] = passes
     if other is not None:
         other = as_images(other, split="test")
         t = fit_temperature(logits(model, other, device=place), other.labels.cpu())
@@ -234,11 +236,15 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _chunked_logits(model: Model, data: ImageData, chunks: Chunks, place: torch.device, show: bool) -> Tensor:
-    """The logits [N, L], like `logits`, but finished chunks are not computed again."""
+def _chunked_logits(
+    model: Model, data: ImageData, chunks: Chunks, place: torch.device, show: bool
+) -> tuple[Tensor, int]:
+    """Logits [N, L] in float64 and the passes behind them, like `answers`; finished chunks are not computed again."""
     with progress("clean images", len(data), unit="images", every=10.0, show=show) as report:
         for rows in chunks.missing():
-            part = data.subset(slice(rows.start, rows.stop))
-            chunks.save(rows.start, {"logits": logits(model, part, device=place)})
+            z, passes = answers(model, data.subset(slice(rows.start, rows.stop)), device=place)
+            chunks.save(rows.start, {"logits": z, "passes": torch.tensor(passes)})
             report(rows.stop)
-    return torch.cat([part["logits"] for part in chunks.load()])
+    parts = chunks.load()
+    z = torch.cat([part["logits"] for part in parts]).double()
+    return z, max(int(part.get("passes", 1)) for part in parts)

@@ -53,17 +53,40 @@ def attack_images(
     last finished chunk. Random noise depends on an image's position in the data, so the chunk size changes nothing
     but rounding.
 
-    Args:
-        model: images in [0, 1] -> logits: a module or any function. Its device and mode do not change.
-        data: anything `mmlda.data.as_images` takes: an `ImageData`, (x, y), a `Dataset`, a name, a path.
-        attack: where results are saved, its loss must be a name or a module-level function, so that a later call can
-            tell whether it may resume.
-        n: how many images, a stratified sample (`mmlda.data.stratified`); all by default.
-        chunk: images per chunk; by default many for fast attacks and on a GPU, few for slow ones on the CPU.
-        name: of the network, for the result; required with `out` for a plain function.
-        device: where to compute; the model's own device by default.
-        compile: attack the network as `mmlda.attacks.compiled` makes it: worthwhile on CUDA, for thousands of steps.
-        picture: whether to write `examples.png`.
+    Parameters
+    ----------
+    model : callable
+        Images in [0, 1] -> logits: a module or any function. Its device and mode do not change.
+    data : ImageData or pair or Dataset or str or path
+        Anything that `mmlda.data.as_images` takes.
+    attack : Attack
+        Where results are saved, its loss must be a name or a module-level function, so that a later call can tell
+        whether it may resume.
+    out : path, optional
+        Folder for the results.
+    n : int, optional
+        How many images, a stratified sample (`mmlda.data.stratified`); all by default.
+    chunk : int, optional
+        Images per chunk; by default many for fast attacks and on a GPU, few for slow ones on the CPU.
+    name : str
+        Name of the network in the result; required with `out` for a plain function.
+    device : torch.device or str, optional
+        Where to compute; the model's own device by default.
+    compile : bool
+        Attack the network as `mmlda.attacks.compiled` makes it: worthwhile on CUDA, for thousands of steps.
+    picture : bool
+        Whether to write `examples.png`.
+    show : bool
+        Whether to show progress.
+
+    Returns
+    -------
+    Result
+
+    Raises
+    ------
+    ValueError
+        Bad arguments, or a folder that holds other work.
     """
     place, net = device_of(model, device), on_device(model, device)
     images = stratified(as_images(data, split="test"), n)
@@ -88,11 +111,13 @@ def attack_images(
 
 
 def unreliable(result: Result) -> str:
-    """Why the accuracy under an attack may say nothing about robustness; empty if nothing is known against it."""
+    """Why an accuracy may not be what it seems; empty if nothing is known against it."""
     blind, passes = float(result.numbers.get("blind") or 0), int(result.numbers.get("passes") or 1)
     why = []
     if blind >= BLIND:
         why.append(f"blind, since the gradient was exactly zero for {blind:.1%} of the images: not robustness")
+    if result.numbers.get("black_box"):
+        why.append("the model has no gradient: only the attacks that need none, such as Square, were run")
     if passes > 1:
         why.append(f"the model is random: judged by the mean probabilities of {passes} passes")
     return "; ".join(why)
@@ -154,14 +179,17 @@ def _attack_missing(
         for part in missing:
             rows = torch.arange(part.start, part.stop, device=data.device)
             begin = time.perf_counter()
-            clean = predictions(model, data.subset(rows), device=place)
             x, y = data.pixels(rows).to(place), data.labels[rows].to(place)
             with warnings.catch_warnings(action="ignore", category=AttackWarning):  # one for all chunks follows
                 result = attack(attacked, x, y, index=rows.to(place), show=False)
-            if result.passes > 1 and result.clean_prediction is not None:
-                clean = result.clean_prediction
+            random = result.passes > 1 and result.clean_prediction is not None
+            clean = result.clean_prediction if random else predictions(model, data.subset(rows), device=place)
             values = {key: getattr(result, key) for key in OUTCOMES} | {"x_adv": result.x_adv, "clean": clean}
-            for key, value in (("blind", result.blind_share), ("passes", result.passes)):
+            for key, value in (
+                ("blind", result.blind_share),
+                ("passes", result.passes),
+                ("black_box", result.black_box),
+            ):
                 values[key] = torch.tensor(value, dtype=torch.float64)
             if result.zero_gradient is not None:
                 values["zero_gradient"] = torch.tensor(result.zero_gradient, dtype=torch.float64)
@@ -185,11 +213,15 @@ def _result(
     """The accuracy over all images. An image that was wrong before the attack counts as wrong."""
     labels, n = data.labels.cpu(), len(data)
     right = joined["clean"] == labels
-    held = int((right & (joined["prediction"] == labels)).sum())  # a missed target does not count as held
     settings = about["attack_settings"]
     blind = sum(float(part.get("blind", 0.0)) * len(part["success"]) for part in parts) / n
     passes = max(int(part.get("passes", 1)) for part in parts)
-    doubts = {**({"blind": blind} if blind else {}), **({"passes": passes} if passes > 1 else {})}
+    after = joined["prediction"] == labels  # a missed target does not count as held
+    # Right before and after is asked of one network: two draws of a random one disagree without an attack.
+    held = int((after if passes > 1 else right & after).sum())
+    black_box = max(float(part.get("black_box", 0.0)) for part in parts)
+    doubts = {"blind": blind, "passes": passes if passes > 1 else 0, "black_box": black_box}
+    doubts = {key: value for key, value in doubts.items() if value}
     zero = [float(part["zero_gradient"]) * len(part["success"]) for part in parts if "zero_gradient" in part]
     return Result.counted(
         held,

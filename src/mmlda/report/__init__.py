@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -53,15 +53,31 @@ class Figure:
 def build(results: str | Path, out: str | Path, *, title: str | None = None) -> Path:
     """Write the page about all results in a folder and below it.
 
-    The same results give the same bytes. Parts without results are left out.
+    The same results give the same bytes. Parts without results are left out; trained networks without results are
+    listed.
 
-    Args:
-        results: folder of result files; a ValueError where it has none.
-        out: the HTML file, written whole or not at all.
-        title: of the page; by default the networks and datasets, or that of the paper’s page.
+    Parameters
+    ----------
+    results : path
+        Folder of result files.
+    out : path
+        The HTML file, written whole or not at all.
+    title : str, optional
+        Title of the page; by default the networks and datasets, or that of the paper’s page.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    ValueError
+        A folder without results.
     """
     entries = load(results)
-    return write_whole(out, render(entries, title).encode("utf-8", "replace"))
+    page = render(entries, title, unmeasured(Path(results), entries))
+    return write_whole(out, page.encode("utf-8", "replace"))
 
 
 def load(folder: str | Path) -> list[Entry]:
@@ -69,12 +85,26 @@ def load(folder: str | Path) -> list[Entry]:
     found = find_results(folder).items()
     entries = [Entry(number, result, Path(folder), file) for number, (file, result) in enumerate(found)]
     if not entries:
-        raise ValueError(f"results must be a folder with result files, got {str(folder)!r} without any")
+        runs = unmeasured(Path(folder), [])
+        hint = f"; measure the network in it with mmlda evaluate {runs[0]} --out {runs[0]}/evaluation" if runs else ""
+        raise ValueError(f"results must be a folder with result files, got {str(folder)!r} without any{hint}")
     return entries
 
 
-def render(entries: list[Entry], title: str | None = None) -> str:
-    """The page as text."""
+def unmeasured(folder: Path, entries: list[Entry]) -> list[str]:
+    """The folders of trained networks (with a run.json) that no result names and that hold no result."""
+    named = {Path(str(entry.result.network)).resolve() for entry in entries if entry.result.network}
+    files = [(folder / entry.file).resolve() for entry in entries]
+    runs = sorted(path.parent for path in folder.rglob("run.json"))
+    return [
+        run.as_posix()
+        for run in runs
+        if run.resolve() not in named and not any(file.is_relative_to(run.resolve()) for file in files)
+    ]
+
+
+def render(entries: list[Entry], title: str | None = None, runs: Sequence[str] = ()) -> str:
+    """The page as text; `runs` are trained networks without results."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -110,6 +140,7 @@ def render(entries: list[Entry], title: str | None = None) -> str:
         panels=gallery.panels(entries),
         picture_notes=notes_of(of_kind(entries, "fig4")),
         sources=summary.sources(entries),
+        runs=runs,
         unplaced=partial(summary.unplaced, entries),
         define=glossary.define,
         glossary=glossary.all,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmlda.report.entries import Entry, by_data, fixed, grouped, number, of_kind, percent, plain, rank, size
-from mmlda.report.tables import Cell, agreement, evaluated, mean_number, ours, papers
+from mmlda.report.tables import Cell, agreement, attack_name, evaluated, mean_number, ours, papers
 
 TITLES = {f"table{k}": f"Table {k}" for k in (1, 2, 3)} | {"worst": "Worst case"}
 TITLES |= {f"fig{k}": f"Figure {k}" for k in (2, 3, 4, 5)}
@@ -100,6 +100,8 @@ class Tile:
     label: str
     cell: Cell
     beside: str
+    images: str = ""  # how many, where the number is of a user's own evaluation
+    leads: bool = True  # whether the headline may name it
 
 
 def verdicts(entries: list[Entry]) -> list[Verdict]:
@@ -162,7 +164,10 @@ def headline(entries: list[Entry], found: list[Verdict]) -> str:
     unknown = ("", "", "is neither robust nor broken on")
     said = [f"{who} {VERDICTS.get(v, unknown)[2]} {_listed(list(sites))}." for (who, v), sites in places.items()]
     if not found:
-        said = [f"{tile.label}: {tile.cell.text}%." for _, tiles in key_numbers(entries) for tile in tiles[:2]]
+        said = []
+        for _, tiles in key_numbers(entries):
+            for tile in [tile for tile in tiles if tile.leads][:6]:
+                said.append(f"{tile.label}: {tile.cell.text}%{f' ({tile.images})' if tile.images else ''}.")
     return " ".join(said).replace("-", "\u2011")  # MM-LDA and CIFAR-10 stay in one piece
 
 
@@ -265,21 +270,37 @@ def _tiles(entries: list[Entry], kind: str) -> list[Tile]:
 
 
 def _evaluated(entries: list[Entry]) -> list[Tile]:
-    """For each network that was evaluated: clean accuracy, and the lowest under an attack, by its name."""
+    """For each network that was evaluated: clean accuracy, and at each perturbation the lowest under an attack."""
     made = []
     for group in grouped(of_kind(entries, "evaluation"), lambda e: e.model).values():
-        clean = [e for e in group if not e.attack]
+        clean, attacked = [e for e in group if not e.attack], [e for e in group if e.attack and e.value is not None]
         before = ours(clean) if clean else mean_number(group, "clean_accuracy", 1, 100.0)
-        made += [Tile(_named(group[0], "clean accuracy"), before, "")] if before.sort is not None else []
-        attacked = [(ours(each), each[0]) for each in evaluated([e for e in group if e.attack and e.value is not None])]
-        if attacked:
-            cell, first = min(attacked, key=lambda pair: float(pair[0].sort or 0.0))
-            name = f"accuracy {'in the' if first.result.attack == 'WorstCase' else 'under'} {first.attack}" + (
-                f", ε\u00a0=\u00a0{size(first.eps)}" if first.eps is not None else ""
-            )
-            beside = f"the lowest of {len(attacked)} measurements" if len(attacked) > 1 else ""
-            made.append(Tile(_named(first, name), cell, beside))
+        images = _images(clean or group)
+        if before.sort is not None:
+            made.append(Tile(_named(group[0], "clean accuracy"), before, images, images))
+        attacked.sort(key=lambda e: (e.eps is None, _norm(e) == "l2", e.eps or 0.0))
+        sizes = grouped(attacked, lambda e: (_norm(e), e.eps))
+        for place, ((norm, eps), each) in enumerate(sizes.items()):
+            tried = evaluated(each)
+            lowest = min(tried, key=lambda runs: float(ours(runs).sort or 0.0))
+            worst, bound = lowest[0].result.attack == "WorstCase", ", any distance"
+            if eps is not None:
+                bound = f", ε\u00a0=\u00a0{size(eps)}" + (" (L2)" if norm == "l2" else "")
+            name = f"accuracy {'in the' if worst else 'under'} {attack_name(lowest[0], each)}{bound}"
+            images = _images(lowest)
+            beside = [images, f"the lowest of {len(tried)} attacks at this ε" if len(tried) > 1 else ""]
+            said = " · ".join(word for word in beside if word)
+            made.append(Tile(_named(lowest[0], name), ours(lowest), said, images, place < 2))
     return made
+
+
+def _norm(entry: Entry) -> str:
+    return str((entry.result.attack_settings or {}).get("norm", "linf"))
+
+
+def _images(entries: list[Entry]) -> str:
+    n = number(entries[0].result.n)
+    return "" if n is None else f"{n:,.0f} images"
 
 
 def _named(entry: Entry, name: str) -> str:

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from mmlda.report.entries import Entry, by_attack, by_data, by_model, fixed, grouped, notes_of, number, of_kind, size
+from mmlda.results import differing
 
 STANDS_STILL = 0.1  # share of exactly-zero gradients from which a number is marked
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What one cell of a table shows.
-
-    Args:
-        sort: what its column sorts by; None comes last either way.
-        small: the interval, or the spread over seeds.
-        ids: the results behind it; with none it is plain text.
-        mark: a sign that a note under the table explains.
-    """
+    """What one cell of a table shows."""
 
     text: str
-    sort: float | str | None = None
-    small: str = ""
-    ids: tuple[int, ...] = ()
-    mark: str = ""
+    sort: float | str | None = None  # what its column sorts by; None comes last either way
+    small: str = ""  # the interval, or the spread over seeds
+    ids: tuple[int, ...] = ()  # the results behind it; with none it is plain text
+    mark: str = ""  # a sign that a note under the table explains
 
 
 @dataclass(frozen=True)
@@ -307,9 +303,23 @@ def table3(entries: list[Entry]) -> list[Table]:
 
 
 def evaluated(entries: list[Entry]) -> list[list[Entry]]:
-    """Evaluations in the page's order; repeated runs of the same attack on as many images are together."""
+    """Evaluations in the page's order; repeats of one attack (another seed) on as many images are together."""
     order = ranked(sorted(entries, key=lambda e: (by_attack(variant(e)), e.eps or 0.0)))
-    return list(grouped(order, lambda e: (e.data, e.model, variant(e), e.eps, e.result.n)).values())
+    key = lambda e: (e.data, e.model, variant(e), e.eps, e.result.n, json.dumps(_settings(e), sort_keys=True))  # noqa: E731
+    return list(grouped(order, key).values())
+
+
+def _settings(entry: Entry) -> dict[str, Any]:
+    """The settings of an attack that change what it measures."""
+    neutral = ("seed", "batch_size", "memory_limit")
+    return {key: value for key, value in (entry.result.attack_settings or {}).items() if key not in neutral}
+
+
+def attack_name(entry: Entry, entries: list[Entry]) -> str:
+    """An attack in words, with the settings that tell it from others of its name and eps; "" without an attack."""
+    place = lambda e: (e.data, e.model, variant(e), e.eps)  # noqa: E731
+    same = [_settings(e) for e in entries if place(e) == place(entry)]
+    return ", ".join([variant(entry), *differing(_settings(entry), same)])
 
 
 def evaluations(entries: list[Entry]) -> list[Table]:
@@ -322,7 +332,7 @@ def evaluations(entries: list[Entry]) -> list[Table]:
     columns += [Column(label, muted=True) for _, label, _, _ in extra]
     rows = []
     for group in evaluated(found):
-        first, attack, n = group[0], variant(group[0]), number(group[0].result.n)
+        first, attack, n = group[0], attack_name(group[0], found), number(group[0].result.n)
         row = [*who(first.data, first.model), Cell(attack or "clean", attack), Cell(size(first.eps), first.eps)]
         row += [ours(group), Cell(fixed(n, 0), n)]
         rows.append([*row, *(mean_number(group, name, digits, scale) for name, _, digits, scale in extra)])

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+from mmlda._utils.text import eps_text
 from mmlda.results.record import Result
 
 HEADS = {"softmax": "SR", "mmlda": "MM-LDA"}
@@ -41,6 +45,41 @@ def label(result: Result) -> str:
         own = f"{result.dataset}-{SHORT.get(result.head, '')}"
         head += {f"{own}-adam": " (Adam)", f"{own}-pgd": " (PGD)"}.get(result.recipe, "")
     return head + (" (ships)" if result.cell.get("shipped") else "")
+
+
+def attack_labels(results: Sequence[Result]) -> list[str]:
+    """Attacks as a table names them: "PGD 0.1", with the settings in which those of the same name and eps differ.
+
+    Parameters
+    ----------
+    results
+        Results under attack; "clean" stands for one without.
+
+    Returns
+    -------
+    list of str
+        One label per result, all different unless two attacks have the same settings.
+
+    Examples
+    --------
+    >>> common = dict(name="x", kind="evaluation", what="", value=None, attack="PGD", eps=0.1)
+    >>> attack_labels([Result(**common, attack_settings={"steps": k}) for k in (10, 100)])
+    ['PGD 0.1, steps=10', 'PGD 0.1, steps=100']
+    """
+    plain = [" ".join([r.attack or "clean", *([] if r.eps is None else [eps_text(r.eps)])]) for r in results]
+    settings = [r.attack_settings or {} for r in results]
+    made = []
+    for name, own in zip(plain, settings):
+        same = [other for other, its in zip(settings, plain) if its == name]
+        made.append(", ".join([name, *differing(own, same)]))
+    return made
+
+
+def differing(own: dict[str, Any], others: Sequence[dict[str, Any]]) -> list[str]:
+    """The settings of an attack that are not those of all the `others`, such as "steps=10"."""
+    keys = [key for key in own if any(other.get(key) != own[key] for other in others)]
+    short = [f"{key}={own[key]}" for key in keys if not isinstance(own[key], list | dict)]
+    return short if len(short) == len(keys) else [*short, f"list {1 + list(others).index(own)}"]  # too long for a label
 
 
 def _made_for(result: Result) -> str:
