@@ -57,3 +57,10 @@ def test_any_model_and_any_kind_of_data(model, digits):
     assert accuracy(model, (x, y), n=61) == expected
     with pytest.raises(ValueError, match=r"^item 0 of data must be"):
         accuracy(model, [1, 2, 3])
+
+
+def test_a_name_in_place_of_a_network_is_pointed_to_load(digits):
+    words = r"model must be a function from images to logits, got 'mnist-sr'; mmlda.load\('mnist-sr'\) loads a network"
+    for measure in (mmlda.accuracy, mmlda.evaluate, mmlda.audit):
+        with pytest.raises(ValueError, match=words):
+            measure("mnist-sr", digits[1])

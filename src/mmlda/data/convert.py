@@ -33,7 +33,7 @@ def as_images(
         - a pair (x, y): x is [N, C, H, W], [N, H, W, C] or [N, H, W], uint8 or floats in [0, 1], a list of images, or a
           table [N, D] with values in [0, 1] (`mmlda.data.table` scales one); y are integers or strings;
         - a `torch.utils.data.Dataset`, or any sequence, of (image, label) pairs or of dictionaries with "image" and
-          "label", such as a dataset of Hugging Face's. An image is a tensor [C, H, W] or [H, W], a PIL image, or an
+          "label", such as a Hugging Face dataset. An image is a tensor [C, H, W] or [H, W], a PIL image, or an
           array [H, W, C] or [H, W];
         - a `DataLoader` of (x, y) batches, which is read once;
         - a dictionary with "image" and "label" as x and y, or with one dataset per split;
@@ -41,12 +41,23 @@ def as_images(
     classes
         Class names; by default those of the dataset, else the strings among the labels sorted, else "0", "1"...
     name
-        What to call the data in reports.
+        Name of the data in reports.
     split
         Which part to use of a source that has a train and a test set.
 
-    Floats become bytes if every value is v / 255 for an integer v, which loses nothing; otherwise they stay float32.
+    Returns
+    -------
+    ImageData
+        Floats become bytes if every value is v / 255 for an integer v, which loses nothing; otherwise they stay
+        float32.
 
+    Raises
+    ------
+    ValueError
+        If the source is of another kind, or its images or labels do not fit together.
+
+    Examples
+    --------
     >>> x, y = torch.tensor([0.0, 51 / 255, 1.0]).view(3, 1, 1, 1), ["cat", "dog", "cat"]
     >>> data = as_images((x, y))
     >>> data.images.flatten(), data.labels, data.classes
@@ -206,10 +217,6 @@ def as_labels(y: Any, classes: Sequence[str] | None) -> tuple[Tensor, tuple[str,
     if names is None:
         L = int(y.max()) + 1 if len(y) else 0
         names = tuple(map(str, range(L)))
-        if len(y) and L > 2 and len(y.unique()) == L - 1 and int(y.min()) == 1:
-            warnings.warn(
-                f"labels run from 1 to {L - 1}, so class 0 has no images; subtract 1 from the labels", stacklevel=3
-            )
     return y, names
 
 

@@ -12,6 +12,7 @@ import torch
 
 from mmlda._utils.checks import invalid
 from mmlda.data import formats
+from mmlda.data.alignment import relabelled
 from mmlda.data.convert import as_images, is_arrays
 from mmlda.data.images import ImageData
 from mmlda.data.subsets import split
@@ -92,9 +93,8 @@ def load(source: Any, root: str | Path | None = None) -> tuple[ImageData, ImageD
     if isinstance(source, tuple | list) and len(source) == 2 and not is_arrays(source):
         train, test = (as_images(part) for part in source)
         longer = max(train.classes, test.classes, key=len)  # one part may lack the last classes
-        for part in (train, test):
-            if part.classes != longer[: len(part.classes)]:
-                raise ValueError(f"test classes must be the training set's {train.classes}, got {test.classes}")
+        if any(part.classes != longer[: part.num_classes] for part in (train, test)):
+            test, longer = relabelled(train.classes, test, "the training set"), train.classes
         if train.shape != test.shape:
             raise ValueError(f"test images must be {train.shape} as the training images, got {test.shape}")
         return replace(train, classes=longer), replace(test, classes=longer)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from mmlda._utils.checks import check_count
 from mmlda._utils.device import Model, device_of, eval_mode, on_device
-from mmlda.data import ImageData, as_images, stratified
+from mmlda.data import ImageData, images_for, stratified
+from mmlda.data.alignment import from_one
 
 
 @dataclass(frozen=True)
@@ -33,19 +34,38 @@ def accuracy(
 ) -> Accuracy:
     """Accuracy of a model on data, in float32.
 
-    Args:
-        model: images in [0, 1] -> logits: a module or any function. Its device and mode do not change.
-        data: anything `mmlda.data.as_images` takes: an `ImageData`, (x, y), a `Dataset`, a name, a path.
-        n: how many images, a stratified sample (`mmlda.data.stratified`); all by default.
-        device: where to compute; the model's own device by default.
+    Parameters
+    ----------
+    model
+        Images in [0, 1] -> logits: a module or any function. Its device and mode do not change.
+    data
+        Anything `mmlda.data.as_images` takes: an `ImageData`, (x, y), a `Dataset`, a name, a path. Its class names
+        are matched with those of the network (`mmlda.data.images_for`).
+    n
+        Number of images, a stratified sample (`mmlda.data.stratified`); all by default.
+    device
+        Where to compute; the model's own device by default.
+    batch_size
+        Images per forward pass.
 
+    Returns
+    -------
+    Accuracy
+
+    Raises
+    ------
+    ValueError
+        If the data has a class that the network does not know, or the model does not return logits.
+
+    Examples
+    --------
     >>> x, y = torch.zeros(3, 1, 2, 2), torch.tensor([0, 1, 1])
     >>> always_1 = lambda x: torch.tensor([[0.0, 1.0]]).expand(len(x), 2)
     >>> result = accuracy(always_1, (x, y))
     >>> round(result.accuracy, 3), result.balanced, result.per_class
     (0.667, 0.5, (0.0, 1.0))
     """
-    images = stratified(as_images(data, split="test"), n)
+    images = stratified(images_for(model, data), n)
     guess = predictions(model, images, device=device, batch_size=batch_size)
     return shares(guess, images.labels.cpu(), images.num_classes)
 
@@ -61,12 +81,13 @@ def shares(guess: Tensor, labels: Tensor, num_classes: int) -> Accuracy:
 @torch.no_grad()
 def logits(model: Model, data: Any, *, device: torch.device | str | None = None, batch_size: int = 1000) -> Tensor:
     """The logits of every image, [N, L], on the CPU; the model is in eval mode meanwhile."""
-    images, place, net = as_images(data, split="test"), device_of(model, device), on_device(model, device)
+    images, place, net = images_for(model, data), device_of(model, device), on_device(model, device)
     rows = torch.arange(len(images), device=images.device).split(check_count("batch_size", batch_size, 1))
     with eval_mode(net):
         z = torch.cat([net(images.pixels(part).to(place)) for part in rows]).cpu()
     if z.ndim != 2 or z.shape[1] < images.num_classes:
-        raise ValueError(f"model must return logits [{len(images)}, {images.num_classes}], got {list(z.shape)}")
+        expected = f"[{len(images)}, {images.num_classes}]{from_one(images, z.shape[-1])}"
+        raise ValueError(f"model must return logits {expected}, got {list(z.shape)}")
     return z
 
 

@@ -28,7 +28,7 @@ from mmlda._utils.settings import parse_attack
 from mmlda._utils.tensors import packed
 from mmlda._utils.text import eps_text
 from mmlda.attacks import Attack, AttackWarning
-from mmlda.data import ImageData, as_images, stratified
+from mmlda.data import ImageData, images_for, stratified
 from mmlda.evaluation.accuracy import logits, shares
 from mmlda.evaluation.calibration import calibration_error, fit_temperature
 from mmlda.evaluation.chunks import Chunks
@@ -150,7 +150,7 @@ def evaluate(
     (50, 'FGSM')
     """
     place, net = device_of(model, device), on_device(model, device)
-    images = stratified(as_images(data, split="test"), n)
+    images = stratified(images_for(model, data), n)
     listed = [attacks] if isinstance(attacks, Attack | str) else attacks
     chosen: list[Attack] = [parse_attack(one, ours) if isinstance(one, str) else one for one in listed]
     for given in chosen:
@@ -206,7 +206,7 @@ def _clean(
     found = shares(z.argmax(1), labels, data.num_classes)
     numbers = {"balanced_accuracy": found.balanced, **_calibration(z, labels)}
     if other is not None:
-        other = as_images(other, split="test")
+        other = images_for(model, other)
         t = fit_temperature(logits(model, other, device=place), other.labels.cpu())
         numbers |= {"temperature": t, **{f"{key}_scaled": value for key, value in _calibration(z / t, labels).items()}}
     result = Result.counted(

@@ -41,6 +41,13 @@ class Classifier(nn.Module):
         The backbone sees (x - mean) / std; a number, or one per channel. The defaults map pixels to the paper's
         interval [-0.5, 0.5].
 
+    Attributes
+    ----------
+    classes
+        Names of the classes, which `mmlda.fit` sets and files keep: data is matched with them by name. None if unknown.
+    bounds
+        Range of each column of the training table, [2, D]; None for images.
+
     Raises
     ------
     ValueError
@@ -60,6 +67,8 @@ class Classifier(nn.Module):
 
     mean: Tensor
     std: Tensor
+    classes: tuple[str, ...] | None = None
+    bounds: Tensor | None = None
 
     def __init__(
         self,

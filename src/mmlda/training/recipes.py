@@ -198,6 +198,16 @@ for _data, _eps in (("mnist", 0.3), ("cifar10", 8 / 255), ("digits", 0.1)):
         RECIPES[f"{_data}-{_kind}-pgd"] = dataclasses.replace(RECIPES[f"{_data}-{_kind}"], adversary=_adversary)
 
 
+def as_recipe(recipe: Recipe | str) -> Recipe:
+    """A recipe, or the one of this name in `RECIPES`."""
+    if isinstance(recipe, str):
+        check_choice("recipe", recipe, RECIPES)
+        return RECIPES[recipe]
+    if not isinstance(recipe, Recipe):
+        raise invalid("recipe", "a Recipe or the name of one in mmlda.RECIPES", recipe)
+    return recipe
+
+
 def network_for(head: str, data: ImageData) -> dict[str, Any]:
     """A network for a training set as a config: the paper's for its size of images, an MLP for a table."""
     if data.is_table:

@@ -27,7 +27,7 @@ from filelock import FileLock, Timeout
 from torch import nn
 
 from mmlda import data as datasets
-from mmlda._utils.checks import check_count, invalid
+from mmlda._utils.checks import check_count, check_positive, invalid
 from mmlda._utils.device import device_of
 from mmlda._utils.files import write_json, write_whole
 from mmlda._utils.progress import progress
@@ -37,8 +37,8 @@ from mmlda.evaluation.accuracy import accuracy
 from mmlda.models import build
 from mmlda.results import device_name, versions
 from mmlda.training.folder import Run, difference
-from mmlda.training.loop import Options, interruptible, training_steps
-from mmlda.training.recipes import Recipe, network_for
+from mmlda.training.loop import Options, interruptible, make_validation, training_steps, warn_of_labels_from_1
+from mmlda.training.recipes import Recipe, as_recipe, network_for
 
 __all__ = ["Job", "JobsFailed", "cross_validate", "fit_many", "sweep"]
 
@@ -46,9 +46,13 @@ __all__ = ["Job", "JobsFailed", "cross_validate", "fit_many", "sweep"]
 def fit_many(
     models: Sequence[nn.Module],
     data: Any,
-    recipes: Recipe | Sequence[Recipe],
+    recipes: Recipe | str | Sequence[Recipe | str],
     *,
     teacher: nn.Module | None = None,
+    validation: Any = None,
+    keep_best: bool = False,
+    patience: int | None = None,
+    validate_every: int | None = None,
     out: Sequence[str | Path | None] | None = None,
     device: torch.device | str | None = None,
     eager: bool = False,
@@ -56,21 +60,60 @@ def fit_many(
     amp: bool | None = None,
     show: bool = True,
 ) -> list[Run]:
-    """Train several networks on one GPU at the same time: a stream and a graph each, one launch in turn.
+    """Train several networks on one GPU at the same time: each has a stream and a graph, and they take turns.
 
-    A network of this size leaves most of a large GPU idle; several at once fill it. Data and recipe are one for
-    all, or a list with one per network. On the CPU the networks take turns too, and each comes out as `fit` would
-    have made it. `teacher` serves those whose recipe distils. Where one fails (diverges, say) the others are trained
-    to their end, and then its error is raised. The other options are those of `fit`.
+    A small network leaves most of a large GPU idle; several at once fill it. On the CPU the networks take turns too,
+    and each ends with the weights that `fit` would have given it. If one fails, by diverging for example, the others
+    are trained to their end before its error is raised.
+
+    Parameters
+    ----------
+    models
+        The networks, which are trained in place.
+    data
+        One training set for all, or a list with one per network; each is anything `mmlda.data.as_images` takes.
+    recipes
+        One for all, or a list with one per network; recipes or their names in `mmlda.RECIPES`.
+    teacher
+        A trained network, for the recipes that distil.
+    validation, keep_best, patience, validate_every
+        As in `fit`; one validation set for all.
+    out
+        A list with the folder of each run, or None.
+    device, eager, deterministic, amp, show
+        As in `fit`.
+
+    Returns
+    -------
+    list of Run
+        In the order of the networks.
+
+    Raises
+    ------
+    ValueError
+        If a list does not have one entry per network, or as in `fit`.
+
+    Examples
+    --------
+    >>> models = [build({"backbone": "conv_net", "width": 4}, seed=seed) for seed in (0, 1)]
+    >>> runs = fit_many(models, "digits", Recipe(steps=10, optimizer="adam", lr=1e-3), show=False)
+    >>> [run.step for run in runs]
+    [10, 10]
     """
     n = len(models)
     sets = [as_images(one) for one in data] if isinstance(data, list) else [as_images(data)] * n
-    values = [recipes] * n if isinstance(recipes, Recipe) else list(recipes)
+    listed = [recipes] * n if isinstance(recipes, Recipe | str) else recipes
+    values = [as_recipe(recipe) for recipe in listed]
     outs = [None] * n if out is None else [None if o is None else Path(o) for o in out]
     for name, given in (("data", sets), ("recipes", values), ("out", outs)):
         if len(given) != n:
             raise ValueError(f"{name} must have one entry per model, {n}, got {len(given)}")
-    runs = [Run(m, r, o, teacher=teacher if r.distill else None) for m, r, o in zip(models, values, outs)]
+    held = None if validation is None else as_images(validation, split="test")
+    runs = []
+    for model, images, recipe, folder in zip(models, sets, values, outs):
+        warn_of_labels_from_1(model, images)
+        measured = make_validation(held, keep_best, patience, validate_every, recipe, folder)
+        runs.append(Run(model, recipe, folder, teacher=teacher if recipe.distill else None, validation=measured))
     options = Options(device=device, eager=eager, deterministic=deterministic, amp=amp)
     for error in _together(runs, sets, options, show=show).values():
         raise error
@@ -136,14 +179,26 @@ def _together(runs: list[Run], sets: list[ImageData], options: Options, *, show:
 class Job:
     """One network to train and to measure.
 
-    Args:
-        name: of its files.
-        model: a config for `mmlda.models.build`.
-        recipe: how to train.
-        data: a name or folder for `mmlda.data.load`, or a training set, of which `part` says what to measure on.
-        part: which part of it: None for train and test as they are, ("fold", k, of, seed) for cross-validation on
-            the training set, or ("biased", (alpha, ...), seed) for both sets.
-        root: where the data lies, on the machine the job runs on.
+    Parameters
+    ----------
+    name
+        Name of its files.
+    model
+        A config for `mmlda.models.build`.
+    recipe
+        How to train.
+    data
+        A name or folder for `mmlda.data.load`, or a training set, of which `part` selects the images to measure on.
+    part
+        None for train and test set as they are, ("fold", k, of, seed) for cross-validation on the training set, or
+        ("biased", (alpha, ...), seed) for class-biased subsets of both.
+    root
+        Folder of the datasets on the machine the job runs on.
+
+    Raises
+    ------
+    ValueError
+        If the name cannot name a file, or `part` does not fit the data.
     """
 
     name: str
@@ -295,14 +350,38 @@ def sweep(
     ray: str | None = None,
     show: bool = True,
 ) -> list[dict[str, Any]]:
-    """Do the jobs whose result is not in `out` yet, whole; the records of all, in the order of the list.
+    """Run the jobs whose result is not in `out` yet.
 
-    They run here, `at_once` at the same time (see `fit_many`), and one that was killed resumes from its checkpoint.
-    With `ray`, an address or "local" or "auto", they go to the workers of a Ray cluster instead (extra
-    `mmlda[ray]`), each with one CPU, or one GPU where `device` is "cuda"; the files are written here as jobs end.
-    A job that fails, be it in its data, its network or its training, does not keep the others from their end; then
-    a `JobsFailed` names those that failed. Two processes may sweep the same list in the same folder: a job that one
-    has in hand is waited for by the other.
+    A job that was killed resumes from its checkpoint. A job that fails does not stop the others. Two processes may
+    sweep the same list in the same folder: each waits for the jobs that the other is running.
+
+    Parameters
+    ----------
+    jobs
+        The jobs; their names must differ.
+    out
+        Folder for the results: `<name>.json` and `<name>.safetensors` per job.
+    device
+        Where to train.
+    at_once
+        Networks to train at the same time, see `fit_many`.
+    ray
+        An address, "local" or "auto": run on the workers of a Ray cluster instead (extra `mmlda[ray]`), with one CPU
+        per job, or one GPU if `device` is "cuda". The files are written here as jobs end.
+    show
+        Show progress.
+
+    Returns
+    -------
+    list of dict
+        The records of all jobs, in the order of the list.
+
+    Raises
+    ------
+    JobsFailed
+        At the end, if jobs failed; it names them.
+    ValueError
+        If two jobs have the same name, or `out` holds the result of another job of this name.
     """
     folder, jobs = Path(out), list(jobs)
     if len({job.name for job in jobs}) != len(jobs):
@@ -332,7 +411,7 @@ def _here(jobs: list[Job], folder: Path, device: str, at_once: int) -> Iterable[
     for start in range(0, len(jobs), at_once):
         part = jobs[start : start + at_once]
         with ExitStack() as stack:
-            for name in sorted(job.name for job in part):  # in one order everywhere, so that nobody waits in a circle
+            for name in sorted(job.name for job in part):  # in one order everywhere, to avoid deadlock
                 stack.callback(in_hand(folder, name).release)
             done = {job.name: record for job in part if (record := _finished(job, folder)) is not None}
             yield from done.values()
@@ -370,8 +449,8 @@ def fold_jobs(
 
 def cross_validate(
     data: Any,
-    recipe: Recipe,
-    C: Iterable[float],
+    recipe: Recipe | str,
+    C: float | Iterable[float],
     folds: int = 5,
     *,
     model: dict[str, Any] | None = None,
@@ -379,22 +458,52 @@ def cross_validate(
     root: str | None = None,
     **how: Any,
 ) -> list[dict[str, Any]]:
-    """Error against C on held-out folds of the training set (Fig. 5): one entry for each C, with its folds.
+    """Measure the error for each C on held-out folds of the training set (Fig. 5).
 
-    Errors are shares of the held-out images.
+    Parameters
+    ----------
+    data
+        A name or folder for `mmlda.data.load`, or a training set: an `ImageData`, a pair (x, y), a `Dataset`.
+    recipe
+        How to train: a `Recipe`, or the name of one in `mmlda.RECIPES`.
+    C
+        The values to try, or one.
+    folds
+        Number of folds, at least 2.
+    model
+        A config for `mmlda.models.build`; by default the paper's network for images of this size.
+    out
+        Folder of the sweep, which makes it resumable.
+    root
+        Where the datasets are, see `mmlda.data.load`.
+    how
+        `device`, `at_once`, `ray` and `show`, see `sweep`.
 
-    Args:
-        data: a name or folder for `mmlda.data.load`, or a training set: an `ImageData`, a pair (x, y), a `Dataset`.
-        model: a config for `mmlda.models.build`; by default the paper's network for images of this size.
-        out: folder of the sweep, which makes it resumable; without it everything is done in one go.
-        how: `device`, `at_once`, `ray` and `show`, see `sweep`.
+    Returns
+    -------
+    list of dict
+        Per C: "C", "log10_C", "errors" (shares of the held-out images, one per fold), "mean", "std", "folds", "steps".
+
+    Raises
+    ------
+    ValueError
+        If C is not positive, or there are fewer than 2 folds.
+    JobsFailed
+        If a training fails.
+
+    Examples
+    --------
+    >>> recipe = Recipe(steps=5, optimizer="adam", lr=1e-3)
+    >>> [row["C"] for row in cross_validate("digits", recipe, C=[10, 100], folds=2, show=False)]
+    [10.0, 100.0]
     """
     check_count("folds", folds, 2)
+    recipe, values = as_recipe(recipe), C if isinstance(C, Iterable) and not isinstance(C, str) else [C]
+    C = [check_positive("C", c) for c in values]
     data = str(data) if isinstance(data, str | Path) else as_images(data)
     if model is None:
         train = datasets.load(data, root)[0] if isinstance(data, str) else data
         model = network_for("mmlda", train)
-    C = [float(c) for c in C]
     jobs = fold_jobs(data, recipe, C, folds, model=model, root=root)
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory()) if out is None else out
