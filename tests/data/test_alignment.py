@@ -64,8 +64,8 @@ def test_a_test_set_that_lacks_a_class_is_matched_by_name(trained):
         found = mmlda.accuracy(model, data)
         assert found.accuracy == 1 and np.isnan(found.per_class[0]) and found.per_class[3] == 1
     assert mmlda.evaluate(model, x_y, show=False).clean.number == 1
-    assert attack_images(model, x_y, mmlda.attacks.FGSM(eps=0.0), show=False).number == 1
-    audited = mmlda.audit(model, x_y, eps=0.0, n=None, steps=2, queries=2, show=False)
+    assert attack_images(model, x_y, mmlda.attacks.FGSM(eps=1e-3), show=False).number == 1
+    audited = mmlda.audit(model, x_y, eps=1e-3, n=None, steps=2, queries=2, show=False)
     assert audited.profile.right == audited.profile.n == 24
 
 

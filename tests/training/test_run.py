@@ -87,3 +87,24 @@ def test_recipes_by_name(digits, monkeypatch):
     for C in (-1, [10, "a"], "10"):
         with pytest.raises(ValueError, match="C must be a finite number > 0, got"):
             mmlda.cross_validate(digits[0], "quick", C=C, folds=2, show=False)
+
+
+def test_mistakes_are_one_sentence(digits, tmp_path):
+    (tmp_path / "file").touch()
+    recipe, wide = mmlda.Recipe(steps=1), (torch.rand(20, 3, 8, 8), torch.arange(20) % 10)
+    for call, message in (
+        (lambda: mmlda.fit("mnist-sr", digits[0], recipe), "model must be a torch.nn.Module, got 'mnist-sr'"),
+        (
+            lambda: mmlda.fit(build(SMALL), wide, recipe, show=False),
+            "data must fit the network, got images of 3 x 8 x 8",
+        ),
+        (lambda: mmlda.accuracy(build(SMALL), wide), "data must fit the network, got images of 3 x 8 x 8"),
+        (lambda: mmlda.fit(build(SMALL), digits[0], recipe, out=tmp_path / "file"), "out must be a folder, got"),
+        (lambda: mmlda.fit_many(build(SMALL), digits[0], recipe), "models must be a list of networks, got a Class"),
+        (
+            lambda: train("digits", validation=5000, show=False),
+            "validation must be an integer from 1 to 1436, got 5000",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()

@@ -98,9 +98,8 @@ def as_images(
 
 def is_arrays(source: Any) -> bool:
     """Whether `source` is (x, y): images as one array, and labels as an array or a list."""
-    if not isinstance(source, tuple | list) or len(source) != 2 or not _is_array(source[0]):
-        return False
-    return _is_array(source[1]) or (isinstance(source[1], list | tuple) and len(source[1]) == len(source[0]))
+    pair = isinstance(source, tuple | list) and len(source) == 2
+    return pair and _is_array(source[0]) and (_is_array(source[1]) or isinstance(source[1], list | tuple))
 
 
 def _is_array(value: Any) -> bool:

@@ -25,7 +25,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def silent(done: int, total: int) -> None:
-    """Progress that nobody watches."""
+    """Report no progress."""
 
 
 class FetchError(RuntimeError):

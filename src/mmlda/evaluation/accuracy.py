@@ -83,8 +83,12 @@ def logits(model: Model, data: Any, *, device: torch.device | str | None = None,
     """The logits of every image, [N, L], on the CPU; the model is in eval mode meanwhile."""
     images, place, net = images_for(model, data), device_of(model, device), on_device(model, device)
     rows = torch.arange(len(images), device=images.device).split(check_count("batch_size", batch_size, 1))
-    with eval_mode(net):
-        z = torch.cat([net(images.pixels(part).to(place)) for part in rows]).cpu()
+    try:
+        with eval_mode(net):
+            z = torch.cat([net(images.pixels(part).to(place)) for part in rows]).cpu()
+    except RuntimeError:
+        first_logits(net, images)  # raises a clear error where one image fails too
+        raise
     if z.ndim != 2 or z.shape[1] < images.num_classes:
         expected = f"[{len(images)}, {images.num_classes}]{from_one(images, z.shape[-1])}"
         raise ValueError(f"model must return logits {expected}, got {list(z.shape)}")
@@ -97,14 +101,20 @@ def predictions(model: Model, data: Any, *, device: torch.device | str | None = 
 
 
 @torch.no_grad()
-def check_fits(model: Model, data: ImageData, *, spare: bool = False) -> None:
-    """Raise a ValueError unless the model takes the images and has the classes of the data (or more, with `spare`)."""
+def first_logits(model: Model, data: ImageData) -> Tensor:
+    """The logits of the first image, [1, L]; a ValueError if the model does not take it."""
     try:
         with eval_mode(model):
-            z = model(data.pixels(slice(1)).to(device_of(model)))
+            return model(data.pixels(slice(1)).to(device_of(model)))
     except RuntimeError as error:
         size, why = " x ".join(map(str, data.shape)), str(error).splitlines()[0]
-        raise ValueError(f"data must fit the network, got images of {size} in {data.name!r} ({why})") from None
+        what = f"rows of {size}" if data.is_table else f"images of {size}"
+        raise ValueError(f"data must fit the network, got {what} in {data.name!r} ({why})") from None
+
+
+def check_fits(model: Model, data: ImageData, *, spare: bool = False) -> None:
+    """Raise a ValueError unless the model takes the images and has the classes of the data (or more, with `spare`)."""
+    z = first_logits(model, data)
     if z.ndim != 2 or (z.shape[1] != data.num_classes and not (spare and z.shape[1] > data.num_classes)):
         wanted = f"the {z.shape[-1]} classes of the network"
         raise ValueError(f"data must have {wanted}, got {data.num_classes} classes in {data.name!r}")

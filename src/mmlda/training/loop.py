@@ -30,6 +30,7 @@ from mmlda._utils.device import device_of
 from mmlda._utils.progress import Report, progress
 from mmlda.data import ImageData, as_images, images_for
 from mmlda.data.alignment import from_one, learn, numbered
+from mmlda.evaluation.accuracy import first_logits
 from mmlda.models import Classifier, fast_convolutions
 from mmlda.training import checkpoints, folder
 from mmlda.training.folder import Run
@@ -48,7 +49,7 @@ __all__ = [
     "warn_of_labels_from_1",
 ]
 
-PAUSE = 10.0  # seconds between checkpoints that nobody has asked for: the device waits while one is written
+PAUSE = 10.0  # seconds between checkpoints by default: the device waits while one is written
 
 
 class Diverged(RuntimeError):
@@ -57,7 +58,7 @@ class Diverged(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How a run is carried out, which changes nothing but rounding and speed; `fit` documents each."""
+    """How a run is executed, which affects only rounding and speed; `fit` documents each."""
 
     device: torch.device | str | None = None
     eager: bool = False
@@ -160,6 +161,10 @@ def fit(
     (30, True)
     """
     place, images, recipe = None if out is None else Path(out), as_images(data), as_recipe(recipe)
+    if not isinstance(model, nn.Module):
+        raise invalid("model", "a torch.nn.Module", model)
+    if place is not None and place.is_file():
+        raise invalid("out", "a folder", str(out))
     warn_of_labels_from_1(model, images)
     held = make_validation(validation, keep_best, patience, validate_every, recipe, place)
     run = Run(model, recipe, place, teacher=teacher, validation=held)
@@ -176,8 +181,14 @@ def fit(
     with torch.random.fork_rng(devices=cuda), interruptible() as stopped:
         torch.manual_seed(recipe.seed)  # dropout and the like
         with progress(run.out.name if run.out else "training", recipe.steps, show=show and share()[0] == 0) as report:
-            for _ in training_steps(run, images, options, report=report, stopped=stopped):
-                pass
+            try:
+                for _ in training_steps(run, images, options, report=report, stopped=stopped):
+                    pass
+            except Diverged:
+                raise
+            except RuntimeError:
+                first_logits(model, images)  # raises a clear error where one image fails too
+                raise
     return run
 
 
@@ -295,7 +306,7 @@ def _steps(
 
 
 class _Journal:
-    """When to log and to save, and doing it; the loop waits for the device only here."""
+    """Logs, validates and saves when it is due; the loop waits for the device only here."""
 
     def __init__(
         self,
@@ -317,7 +328,7 @@ class _Journal:
         self.earlier, self.logged_step, self.saved_step = run.seconds, run.step, run.step or -1
 
     def after(self, step: int, rate: float, halt: bool) -> bool:
-        """Log, validate and save where it is time to; whether the run is done."""
+        """Log, validate and save if due; return whether the run is done."""
         done, validation = step == self.run.recipe.steps, self.run.validation
         due = step % self.save_every == 0 and time.perf_counter() - self.written >= self.pause
         save = self.run.out is not None and (halt or done or due)
@@ -393,7 +404,7 @@ def _craft_from_the_start(run: Run, batches: Batches) -> None:
 
 
 def _halt(stopped: threading.Event | None, due: bool, device: torch.device) -> bool:
-    """Whether to stop after this step. Several processes must stop after the same one: they agree when it is due."""
+    """Whether to stop after this step. Several processes must stop after the same one, so they agree when due."""
     asked = stopped is not None and stopped.is_set()
     if share()[1] == 1 or not due:
         return asked and share()[1] == 1

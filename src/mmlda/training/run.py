@@ -123,6 +123,8 @@ def train(
         raise invalid("n", f"at least {classes}, one image per class", source["n"])
     train_set = stratified(train_set, source["n"])
     if source["validation"] is not None:
+        if not 0 < source["validation"] < len(train_set):
+            raise invalid("validation", f"an integer from 1 to {len(train_set) - 1}", source["validation"])
         train_set, options["validation"] = holdout(train_set, source["validation"])
     settings = dict(model or {})
     if source["priors"] == "empirical":
@@ -140,7 +142,7 @@ def train(
             choices = {key: options.get(key) for key in kept}
             write_json(Path(out) / "train.json", {**source, **choices, "fine_tuned": start is not None})
         if out is not None and first and options.get("show", True):
-            _announce(Path(out), bool(before), chosen, train_set)
+            _announce(Path(out), before, chosen, train_set)
         run = fit(net, train_set, chosen, out=out, device=place, **options)
         return run, accuracy(net, test_set, device=place) if first else None
 
@@ -158,16 +160,16 @@ def _earlier(out: str | Path | None) -> dict[str, Any]:
     return {"fine_tuned": False, **source, "recipe": recipe, "model": about.get("model")}
 
 
-def _announce(out: Path, exists: bool, recipe: Recipe, data: ImageData) -> None:
+def _announce(out: Path, before: dict[str, Any], recipe: Recipe, data: ImageData) -> None:
     """Say on standard error whether a run is new, resumed or finished: a mistyped folder begins a new one."""
-    steps = [int(path.stem.removeprefix("step-")) for path in out.glob("step-*.json")]
+    step = max((int(path.stem.removeprefix("step-")) for path in out.glob("step-*.json")), default=0)
     what = f"{len(data):,} images of {data.name}, {int((data.counts > 0).sum())} of {data.num_classes} classes"
-    if not exists:
+    if not before:
         state = f"new run, {recipe.steps:,} steps on {what}"
-    elif (out / "model.safetensors").is_file() and max(steps, default=0) >= recipe.steps:
-        state = f"finished before, {recipe.steps:,} steps on {what}"
+    elif (out / "model.safetensors").is_file() and before["recipe"].steps >= recipe.steps:
+        state = f"finished before, {step or recipe.steps:,} steps on {what}"  # fewer where it stopped early
     else:
-        state = f"resumed after step {max(steps, default=0):,} of {recipe.steps:,}, on {what}"
+        state = f"resumed after step {step:,} of {recipe.steps:,}, on {what}"
     print(f"{out}: {state}", file=sys.stderr)
 
 
@@ -184,8 +186,10 @@ def _continued(
 def choose_recipe(
     data: str | Path, head: str, *, name: str | None = None, steps: int | None = None, **changes: Any
 ) -> Recipe:
-    """The recipe `name`, or the paper's for the data and the head, with other steps and fields where given.
+    """The recipe `name`, or the paper's for the data and the head, with other steps and fields if given.
 
+    Examples
+    --------
     >>> choose_recipe("cifar10", "softmax", steps=900).milestones
     (400, 600, 800)
     """

@@ -1,7 +1,7 @@
 """Many independent jobs: several networks on one GPU at once, or a list of jobs over a Ray cluster.
 
 A sweep is a list of `Job`s and a folder. Each finished job is one file, `<name>.json`, with its network beside it;
-a rerun does only what is missing. A job says everything about itself, so where it runs makes no difference.
+a rerun does only what is missing. A job describes itself completely, so it does not matter where it runs.
 """
 
 from __future__ import annotations
@@ -100,6 +100,8 @@ def fit_many(
     >>> [run.step for run in runs]
     [10, 10]
     """
+    if not isinstance(models, list | tuple) or not all(isinstance(model, nn.Module) for model in models):
+        raise ValueError(f"models must be a list of networks, got a {type(models).__name__}")
     n = len(models)
     sets = [as_images(one) for one in data] if isinstance(data, list) else [as_images(data)] * n
     listed = [recipes] * n if isinstance(recipes, Recipe | str) else recipes
@@ -121,9 +123,9 @@ def fit_many(
 
 
 def _together(runs: list[Run], sets: list[ImageData], options: Options, *, show: bool) -> dict[int, Exception]:
-    """Train in turn, one step each. One that fails leaves the others at work: what went wrong, by number.
+    """Train in turn, one step each, and return the errors of those that fail, by number; the others go on.
 
-    Ctrl-C stops each after its step, saved as `fit` would; a second one stops at once.
+    Ctrl-C stops each after its step and saves it as `fit` would; a second one stops at once.
     """
     failures: dict[int, Exception] = {}
     if not runs:
@@ -237,12 +239,12 @@ def _tuples(value: Any) -> Any:
 
 @functools.lru_cache(maxsize=1)
 def _loaded(data: str, root: str | None) -> tuple[ImageData, ImageData]:
-    """A list of jobs is mostly about one data set: read it once."""
+    """Read a dataset once: most lists of jobs use one."""
     return datasets.load(data, root)
 
 
 def run_jobs(jobs: Sequence[Job], *, device: str = "cpu", folder: Path | None = None) -> list[dict[str, Any]]:
-    """Do some jobs at the same time; their records, each with its `network` in the safetensors format.
+    """Run some jobs at the same time; their records, each with its `network` in the safetensors format.
 
     The record of a job that failed has its name and the `error`.
     """
@@ -291,7 +293,7 @@ def _record(job: Job, run: Run, train: ImageData, test: ImageData, device: str) 
 
 
 def _about(job: Job) -> dict[str, Any]:
-    """The job itself as JSON; without `root`, which is a matter of the machine."""
+    """The job itself as JSON, without `root`, which depends on the machine."""
     data = job.data if isinstance(job.data, str) else {"name": job.data.name, "sha256": job.data.digest()}
     value = dataclasses.asdict(dataclasses.replace(job, data="")) | {"data": data}
     value.pop("root")
@@ -316,7 +318,7 @@ def _finished(job: Job, folder: Path) -> dict[str, Any] | None:
 
 
 def _keep(record: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Write a job's files: the network first, since the record is what says that the job is done."""
+    """Write a job's files: the network first, since the record marks the job as done."""
     record = dict(record)
     network = record.pop("network", None)
     if network is not None:
@@ -326,19 +328,19 @@ def _keep(record: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def in_hand(folder: Path, name: str) -> FileLock:
-    """Take a job in hand, or wait until the process that has it is done or dead."""
+    """Lock a job, or wait until the process that is running it has ended."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / f".{name}.lock")
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        print(f"{name}: waiting for another process that has it in hand", file=sys.stderr, flush=True)
+        print(f"{name}: waiting for another process that is running it", file=sys.stderr, flush=True)
         lock.acquire()
     return lock
 
 
 class JobsFailed(RuntimeError):
-    """Some jobs of a sweep failed; the results of the others are there."""
+    """Some jobs of a sweep failed; the results of the others are kept."""
 
 
 def sweep(
@@ -407,7 +409,7 @@ def sweep(
 
 
 def _here(jobs: list[Job], folder: Path, device: str, at_once: int) -> Iterable[dict[str, Any]]:
-    """Do jobs; one that another process has in hand is waited for, and taken as that process leaves it."""
+    """Run jobs; wait for one that another process is running, and use its result."""
     for start in range(0, len(jobs), at_once):
         part = jobs[start : start + at_once]
         with ExitStack() as stack:

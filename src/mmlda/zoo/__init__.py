@@ -110,7 +110,7 @@ def save(model: nn.Module, folder: str | Path) -> Path:
 
     if not callable(getattr(model, "state_dict", None)):
         raise invalid("model", "a network, such as a Classifier", model)
-    if Path(folder).is_file():
+    if not isinstance(folder, str | Path) or Path(folder).is_file():
         raise invalid("folder", "a folder, to which model.safetensors is written", str(folder))
     if (Path(folder) / "run.json").exists():
         raise invalid("folder", "a folder without a training run", str(folder))
@@ -171,7 +171,10 @@ def load(source: str | Path, *, model: Any = None, device: torch.device | str | 
         card, path = about(str(source)), FOLDER / f"{source}.safetensors"
         config, data = card["model"], card
     elif (folder / "run.json").is_file():
-        return checkpoints.load(folder, model=model, device=device)
+        try:
+            return checkpoints.load(folder, model=model, device=device)
+        except RuntimeError as error:
+            raise _misfit(folder, error) from None
     elif path.is_file():
         config, data = _header(path)
     else:
@@ -200,9 +203,13 @@ def _filled(model: nn.Module, weights: dict[str, Tensor], path: Path) -> nn.Modu
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        first = str(error).splitlines()[1:2] or [str(error)]
-        raise ValueError(f"weights must fit the network, got {str(path)!r}: {first[0].strip()}") from None
+        raise _misfit(path, error) from None
     return model
+
+
+def _misfit(path: Path, error: RuntimeError) -> ValueError:
+    first = str(error).splitlines()[1:2] or [str(error)]
+    return ValueError(f"weights must fit the network, got {str(path)!r}: {first[0].strip()}")
 
 
 def user_network(
