@@ -87,7 +87,7 @@ def test_numbers_are_matched_by_number_and_unknown_names_refused(trained):
     assert images_for(unnamed, (x[:1], ["ant"])).classes == ("ant",)
 
 
-def test_class_names_are_saved_with_the_network(trained, tmp_path):
+def test_class_names_are_saved_with_the_network(trained, tmp_path, monkeypatch):
     model, run = trained
     assert json.loads((run / "run.json").read_text())["classes"] == list(NAMES)
     assert mmlda.load(run).classes == NAMES
@@ -99,6 +99,11 @@ def test_class_names_are_saved_with_the_network(trained, tmp_path):
     for folder in ("own", "own-saved"):
         again = mmlda.load(tmp_path / folder, model=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 4)))
         assert again.classes == NAMES and mmlda.accuracy(again, pictures(("dog",), seed=1)).accuracy == 1
+    code = "import torch\n\ndef net():\n    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 4))\n"
+    (tmp_path / "own_network.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    for folder in ("own", "own-saved"):
+        assert mmlda.zoo.user_network("own_network:net", tmp_path / folder / "model.safetensors").classes == NAMES
     assert mmlda.load("cifar10-mmlda").classes == mmlda.data.CLASSES["cifar10"]
     assert mmlda.load("mnist-sr").classes == mmlda.data.CLASSES["mnist"]
     assert mmlda.swap_head(model, 4).classes is None
@@ -115,7 +120,14 @@ def test_files_without_class_names_still_work(trained, tmp_path):
     for path in trained[1].iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "run.json").write_text(json.dumps({key: about[key] for key in about if key != "classes"}))
-    assert mmlda.load(tmp_path).classes is None
+    old = mmlda.load(tmp_path)
+    assert old.classes is None
+    with pytest.warns(
+        UserWarning, match="no class names, so the 2 classes of the data are taken as the first of its 4"
+    ):
+        mmlda.accuracy(old, pictures(("bee", "dog"), seed=1))
+    old.classes = NAMES
+    assert mmlda.accuracy(old, pictures(("bee", "dog"), seed=1)).accuracy == 1
     assert mmlda.fit(network(), pictures(NAMES), RECIPE, out=tmp_path, show=False).step == 80
     assert network().classes is None and "classes" not in network().config
 

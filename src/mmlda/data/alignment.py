@@ -54,7 +54,11 @@ def images_for(model: Any, source: Any, *, split: Literal["train", "test"] = "te
     if not callable(model):
         hint = f"; mmlda.load({str(model)!r}) loads a network" if isinstance(model, str | Path) else ""
         raise ValueError(f"model must be a function from images to logits, got {model!r}{hint}")
-    return _rescaled(model, relabelled(class_names(model), as_images(source, split=split)))
+    names, data, L = class_names(model), as_images(source, split=split), getattr(model, "num_classes", None)
+    if names is None and isinstance(L, int) and data.num_classes < L and not numbered(data.classes):
+        why = f"the network keeps no class names, so the {data.num_classes} classes of the data"
+        warnings.warn(f"{why} are taken as the first of its {L}; set model.classes to its names", stacklevel=1)
+    return _rescaled(model, relabelled(names, data))
 
 
 def learn(model: Any, data: ImageData) -> ImageData:

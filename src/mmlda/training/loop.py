@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import math
 import signal
 import sys
@@ -28,6 +29,7 @@ from torch import nn
 from mmlda._utils.checks import invalid
 from mmlda._utils.device import device_of
 from mmlda._utils.progress import Report, progress
+from mmlda._utils.training_data import remembered
 from mmlda.data import ImageData, as_images, images_for
 from mmlda.data.alignment import from_one, learn, numbered
 from mmlda.evaluation.accuracy import first_logits
@@ -302,7 +304,8 @@ def _steps(
     model.eval()
     fast_convolutions(model, False)
     if run.out is not None and share()[0] == 0:
-        checkpoints.save_weights(run.out / "model.safetensors", model.state_dict())
+        about = {"data": json.dumps(remembered(model))}
+        checkpoints.save_weights(run.out / "model.safetensors", model.state_dict(), about)
 
 
 class _Journal:

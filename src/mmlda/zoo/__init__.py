@@ -222,7 +222,7 @@ def user_network(
     name
         `package.module:function`. The module may be in the current folder; the function is called without arguments.
     weights
-        Safetensors file to load into the network; by default the function has loaded them.
+        Safetensors file to load into the network, such as a run's; by default the function has loaded them.
     device
         Where to put the network.
 
@@ -259,10 +259,12 @@ def user_network(
         what = type(network).__name__
         raise ValueError(f"model must be a function that returns a torch.nn.Module, got {name!r}, which returns {what}")
     if weights is not None:
+        from mmlda._utils.training_data import recall
         from mmlda.training import checkpoints
 
         try:
             tensors = checkpoints.read_weights(Path(weights))
+            recall(network, _header(Path(weights))[1])
         except (OSError, ValueError) as error:
             why = str(error).removeprefix(f"{weights}: ")
             raise ValueError(f"weights must be a safetensors file, got {str(weights)!r} ({why})") from None
