@@ -139,7 +139,7 @@ def test_labels_from_1_are_warned_about_in_training():
 
     with pytest.warns(UserWarning, match="class 0 of 4 has no images: subtract 1 if the labels begin at 1"):
         mmlda.fit(net(4), (x, y), one, show=False)
-    with pytest.raises(ValueError, match=r"the 4 classes of the data \(labels begin at 1: subtract 1\), got 3"):
+    with pytest.raises(ValueError, match=r"the 4 classes of the data, got 3 \(labels begin at 1: subtract 1\)"):
         mmlda.fit(net(3), (x, y), one, show=False)
     with pytest.raises(ValueError, match=r"model must return logits .*\(labels begin at 1: subtract 1\), got \[6, 3\]"):
         mmlda.accuracy(net(3), (x, y))

@@ -249,8 +249,8 @@ def _checked(run: Run, data: ImageData) -> ImageData:
     model = run.model
     L = model.num_classes if isinstance(model, Classifier) else data.num_classes
     if L < data.num_classes:
-        wanted = f"at least the {data.num_classes} classes of the data{from_one(data, L)}"
-        raise ValueError(f"model must have {wanted}, got {L}")
+        count, hint = data.num_classes, from_one(data, L)
+        raise ValueError(f"model must have at least the {count} classes of the data, got {L}{hint}")
     data = learn(model, data)
     if run.validation is not None:
         held = images_for(model, run.validation.data)

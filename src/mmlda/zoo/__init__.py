@@ -163,9 +163,8 @@ def load(source: str | Path, *, model: Any = None, device: torch.device | str | 
     from mmlda.models import build
     from mmlda.training import checkpoints
 
-    expected = f"a folder with a network, or one of {', '.join(names())}"
     if not isinstance(source, str | Path):
-        raise invalid("source", expected, source)
+        raise _no_network(source)
     folder, path = Path(source), Path(source) / "model.safetensors"
     if str(source) in names():
         card, path = about(str(source)), FOLDER / f"{source}.safetensors"
@@ -178,13 +177,17 @@ def load(source: str | Path, *, model: Any = None, device: torch.device | str | 
     elif path.is_file():
         config, data = _header(path)
     else:
-        raise invalid("source", expected, str(source))
+        raise _no_network(str(source))
     if model is None:
         if config is None:
             raise invalid("model", "a network to put the weights into, as this one has a backbone of its own", None)
         model = build(config)
     recall(model, data)
     return _filled(model, checkpoints.read_weights(path), path).to(device).eval()
+
+
+def _no_network(source: Any) -> ValueError:
+    return invalid("source", f"a folder with a network, or one of {', '.join(names())}", source)
 
 
 def _header(path: Path) -> tuple[dict[str, Any] | None, dict[str, Any]]:
