@@ -41,7 +41,7 @@ def test_every_submodule_keeps_its_mode(digits):
 
 def test_the_mode_comes_back_after_an_error(digits):
     net = nn.Sequential(nn.Flatten(), nn.Linear(3, 10)).train()
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ValueError, match="data must fit the network, got images of 1 x 8 x 8 in 'digits'"):
         accuracy(net, digits[1])
     assert net.training and net[1].training
 
