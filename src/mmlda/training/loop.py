@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 import math
 import signal
 import sys
@@ -29,7 +28,6 @@ from torch import nn
 from mmlda._utils.checks import invalid
 from mmlda._utils.device import device_of
 from mmlda._utils.progress import Report, progress
-from mmlda._utils.training_data import remembered
 from mmlda.data import ImageData, as_images, images_for
 from mmlda.data.alignment import from_one, learn, numbered
 from mmlda.evaluation.accuracy import first_logits
@@ -304,8 +302,7 @@ def _steps(
     model.eval()
     fast_convolutions(model, False)
     if run.out is not None and share()[0] == 0:
-        about = {"data": json.dumps(remembered(model))}
-        checkpoints.save_weights(run.out / "model.safetensors", model.state_dict(), about)
+        checkpoints.save_weights(run.out / "model.safetensors", model.state_dict())
 
 
 class _Journal:

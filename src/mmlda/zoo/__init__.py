@@ -267,7 +267,9 @@ def user_network(
 
         try:
             tensors = checkpoints.read_weights(Path(weights))
-            recall(network, _header(Path(weights))[1])
+            folder = Path(weights).parent  # of a run, perhaps
+            run = (folder / "run.json").is_file()
+            recall(network, checkpoints.read_about(folder) if run else _header(Path(weights))[1])
         except (OSError, ValueError) as error:
             why = str(error).removeprefix(f"{weights}: ")
             raise ValueError(f"weights must be a safetensors file, got {str(weights)!r} ({why})") from None
