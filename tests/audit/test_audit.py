@@ -283,7 +283,7 @@ def test_bad_arguments(digits, linear, message, wrong):
 
 
 def test_bad_models(digits, linear):
-    with pytest.raises(ValueError, match="model must be a function from images to logits, got 3"):
+    with pytest.raises(ValueError, match="model must be a module or a function from images to logits, got 3"):
         audit(3, digits[1], **TINY)
     with pytest.raises(ValueError, match=r"model must return logits .*, got a ndarray"):
         audit(lambda v: v.flatten(1).numpy(), digits[1], **TINY)

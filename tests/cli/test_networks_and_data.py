@@ -67,6 +67,9 @@ def network():
 def number():
     return 3
 
+def sized(width):
+    return nn.Linear(width, 10)
+
 constant = 3
 """
 
@@ -110,7 +113,9 @@ def test_a_network_of_the_users_own(own):
             "a function that returns a torch.nn.Module, got 'some_networks:number', which",
         ),
         ("--model some_networks:network --weights absent", "weights must be a safetensors file, got 'absent'"),
-        ("--model some_networks:network --weights some_networks.py", "some_networks.py: "),
+        ("--model some_networks:network --weights some_networks.py", "weights must be a safetensors file, got 'some_"),
+        ("--model some_networks:network --weights .", "weights must be a safetensors file, got '.'"),
+        ("--model some_networks:sized", "model must be a function without arguments, got 'some_networks:sized' (miss"),
         ("--model some_networks:network --weights other.safetensors", "weights must fit the network, got 'other.saf"),
     ],
 )

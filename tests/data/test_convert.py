@@ -54,6 +54,21 @@ def test_image_data_is_a_torch_dataset():
     image, label = made[3]
     assert torch.equal(image, made.pixels()[3]) and label == int(made.labels[3]) and isinstance(label, int)
     assert torch.equal(made[-1][0], made.pixels()[-1]) and len(list(made)) == 48
+    assert made[np.int64(3)][1] == made[torch.tensor(3)][1] == label
+    mask = made.labels == label
+    for index in (
+        [0, 3],
+        torch.tensor([0, 3]),
+        np.array([0, 3]),
+        slice(0, 4, 3),
+        [2],
+        mask,
+        mask.tolist(),
+        mask.numpy(),
+    ):
+        part = made[index]
+        assert isinstance(part, ImageData) and part.classes == made.classes
+        assert torch.equal(part.labels, made.subset(index).labels) and len(part) == len(made.labels[index])
     with pytest.raises(IndexError):
         made[48]
     x, y = next(iter(DataLoader(made, batch_size=10)))
@@ -116,14 +131,24 @@ def test_channels_last_is_recognised_and_said():
         assert as_images([(image, 0) for image in x.transpose(0, 3, 1, 2)]).shape == (3, 32, 32)
 
 
-def test_labels_from_1_are_warned_about():
-    x = torch.rand(6, 1, 8, 8)
-    with pytest.warns(UserWarning, match="labels run from 1 to 3, so class 0 has no images; subtract 1"):
-        as_images((x, torch.tensor([1, 2, 3, 1, 2, 3])))
+def test_labels_from_1_are_warned_about_in_training():
+    x, y, one = torch.rand(6, 1, 8, 8), torch.tensor([1, 2, 3, 1, 2, 3]), mmlda.Recipe(steps=1)
+
+    def net(classes):
+        return mmlda.models.build({"backbone": "conv_net", "width": 4, "num_classes": classes}, seed=0)
+
+    with pytest.warns(UserWarning, match="class 0 of 4 has no images: subtract 1 if the labels begin at 1"):
+        mmlda.fit(net(4), (x, y), one, show=False)
+    with pytest.raises(ValueError, match=r"the 4 classes of the data, got 3 \(labels begin at 1: subtract 1\)"):
+        mmlda.fit(net(3), (x, y), one, show=False)
+    with pytest.raises(ValueError, match=r"model must return logits .*\(labels begin at 1: subtract 1\), got \[6, 3\]"):
+        mmlda.accuracy(net(3), (x, y))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        as_images((x, torch.tensor([0, 2, 3, 1, 2, 3])))
-        as_images((x, torch.tensor([1, 2, 3, 1, 2, 3])), classes=("none", "a", "b", "c"))
+        mmlda.fit(net(4), (x, torch.tensor([0, 2, 3, 1, 2, 3])), one, show=False)
+        mmlda.fit(net(5), (x, y), one, show=False)  # a part of the classes
+        mmlda.fit(net(4), as_images((x, y), classes=("none", "a", "b", "c")), one, show=False)
+        mmlda.accuracy(net(4), (x, y))  # a test set may lack a class
 
 
 @pytest.mark.parametrize(

@@ -102,12 +102,12 @@ def test_wrong_file_in_place_is_replaced(server, tmp_path):
 
 
 def test_no_room_for_a_file(server, tmp_path):
-    with file_size_limit(300_000), pytest.raises(OSError, match=r"no room for .*file \(700001 bytes\)") as error:
+    with file_size_limit(300_000), pytest.raises(OSError, match=r"no space for .*file \(700001 bytes\)") as error:
         download([server.address + "file"], tmp_path / "file", known("file", BODY))
     assert error.value.errno == errno.EFBIG and list(tmp_path.iterdir()) == []
 
 
 def test_full_disk(server, small_disk):
-    with pytest.raises(OSError, match="no room for") as error:
+    with pytest.raises(OSError, match="no space for") as error:
         download([server.address + "file"], small_disk / "file", known("file", BODY))
     assert error.value.errno == errno.ENOSPC and list(small_disk.iterdir()) == []

@@ -177,7 +177,7 @@ def test_names_are_checked(tmp_path):
 
 
 def test_no_room_for_a_dataset(server, tiny, tmp_path):
-    with file_size_limit(20_000), pytest.raises(OSError, match=rf"no room for mnist .* below {tmp_path}"):
+    with file_size_limit(20_000), pytest.raises(OSError, match=rf"no space for mnist .* below {tmp_path}"):
         fetch.fetch("mnist", tmp_path, [tiny])
     assert entries(tmp_path) == []
     fetch.fetch("mnist", tmp_path, [tiny])
@@ -192,14 +192,14 @@ def test_no_room_to_unpack(server, tmp_path, monkeypatch):
     server.files["x.tar.gz"] = packed
     source = Web((server.address,), (known("x.tar.gz", packed),))
     assert len(packed) < 50_000
-    with file_size_limit(100_000), pytest.raises(OSError, match="no room for cifar10"):
+    with file_size_limit(100_000), pytest.raises(OSError, match="no space for cifar10"):
         fetch.fetch("cifar10", tmp_path, [source])
     assert entries(tmp_path) == []
 
 
 def test_full_disk_loses_nothing(server, tiny, small_disk):
     (small_disk / "precious").write_bytes(bytes(400_000))
-    with pytest.raises(OSError, match="no room for mnist"):
+    with pytest.raises(OSError, match="no space for mnist"):
         fetch.fetch("mnist", small_disk, [tiny])
     assert entries(small_disk) == ["precious"] and (small_disk / "precious").read_bytes() == bytes(400_000)
     (small_disk / "precious").unlink()

@@ -26,7 +26,8 @@ def test_columns_are_scaled_by_their_bounds():
 @pytest.mark.parametrize(
     "x, bounds, words",
     [
-        ([[1.0, 2.0]], ([0, 0], [1, 1]), "column 1 of x must be from 0 to 1, its bounds, got 2 to 2"),
+        ([[1.0, 2.0]], ([0, 0, 0], 1), r"bounds must be \(low, high\), each a number or \[2\], got"),
+        ([[1.0, 2.0]], 3, r"bounds must be \(low, high\), each a number or \[2\], got 3"),
         ([[1.0, 2.0]], (1, 1), "bounds must be .* with low < high"),
         ([[1.0, float("nan")]], None, r"x must be finite numbers \[N, D\]"),
         ([1.0, 2.0], None, r"x must be finite numbers \[N, D\], got shape \[2\]"),
@@ -36,6 +37,13 @@ def test_columns_are_scaled_by_their_bounds():
 def test_refused(x, bounds, words):
     with pytest.raises(ValueError, match=words):
         table(x, [0], bounds=bounds)
+
+
+def test_values_outside_the_bounds_are_clipped_with_one_warning():
+    words = "1 of 4 values, 0.5 to 2 for 0 to 1 in column 1, are outside the table's bounds and clipped to them"
+    with pytest.warns(UserWarning, match=words) as caught:
+        data = table([[0.0, 2.0], [1.0, 0.5]], [0, 1], bounds=(0, 1))
+    assert len(caught) == 1 and data.images.tolist() == [[0, 1], [1, 0.5]]
 
 
 def test_an_unscaled_table_is_pointed_to_the_function_that_scales_it():

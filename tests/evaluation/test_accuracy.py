@@ -127,5 +127,24 @@ def test_a_loader_is_read_batch_by_batch(images):
         return x.flatten(1)[:, :3]
 
     found = mmlda.accuracy(model, DataLoader(TensorDataset(pixels, y), batch_size=32))
-    assert sizes == [32, 32, 6]
+    assert sizes == [16, 16, 32, 32, 6]  # two passes over a few images show whether the model is random
     assert found == mmlda.accuracy(model, (x / 255, y)) and found.n == 70 and 0 < found.accuracy < 1
+
+
+def test_class_names_of_a_loader_are_matched_with_those_of_the_network():
+    class Named(torch.utils.data.TensorDataset):
+        classes = ("bee", "cat")
+
+    def model(x):
+        return x.flatten(1)
+
+    model.classes = ("ant", "bee", "cat")
+    x = torch.eye(3)[[1, 2, 2]].view(3, 1, 1, 3)
+    assert mmlda.accuracy(model, DataLoader(Named(x, torch.tensor([0, 1, 1])), batch_size=2)).accuracy == 1.0
+
+
+def test_a_name_in_place_of_a_network_is_pointed_to_load(digits):
+    words = r"model must be a module or a function .*, got 'mnist-sr'; mmlda.load\('mnist-sr'\) loads a network"
+    for measure in (mmlda.accuracy, mmlda.evaluate, mmlda.audit):
+        with pytest.raises(ValueError, match=words):
+            measure("mnist-sr", digits[1])

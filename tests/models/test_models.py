@@ -238,3 +238,16 @@ def test_predict_and_predict_proba_are_batched_and_leave_the_model_as_it_was():
     assert classes.dtype == torch.int64 and torch.equal(classes, z.argmax(1))
     with pytest.raises(ValueError, match="batch_size must be an integer >= 1, got 0"):
         model.predict(x, batch_size=0)
+
+
+def test_predict_takes_arrays_and_bytes():
+    model = build({"backbone": "conv_net", "width": 4}, seed=0)
+    x = torch.randint(256, (6, 1, 8, 8), dtype=torch.uint8)
+    expected = model.predict_proba(x.float() / 255)
+    assert torch.equal(model.predict_proba(x), expected) and torch.equal(model.predict_proba(x.numpy()), expected)
+    assert torch.equal(model.predict((x.float() / 255).double().numpy()), expected.argmax(1))
+
+
+def test_an_mlp_refuses_rows_of_another_length():
+    with pytest.raises(ValueError, match=r"x must have shape \[N, 4\], got \[2, 5\]"):
+        build({"backbone": "mlp", "inputs": 4, "num_classes": 3})(torch.rand(2, 5))

@@ -47,3 +47,64 @@ def test_choose_recipe_by_data_and_head():
     assert choose_recipe("digits", "softmax") == RECIPES["digits-sr"]
     assert choose_recipe("some/folder", "mmlda") == RECIPES["mnist-mmlda"]
     assert choose_recipe("cifar10", "mmlda", name="cifar10-sr", lr=0.5).lr == 0.5
+
+
+def test_a_line_says_whether_a_run_is_new_resumed_or_finished(tmp_path, capsys):
+    given = {"steps": 4, "model": {"width": 4}, "n": 30, "out": tmp_path / "x"}
+    train("digits", **given)
+    assert f"{tmp_path / 'x'}: new run, 4 steps on 30 images of digits, 10 of 10 classes\n" in capsys.readouterr().err
+    train(out=tmp_path / "x")
+    assert "x: finished before, 4 steps on 30 images of digits" in capsys.readouterr().err
+    train(out=tmp_path / "x", steps=6)
+    assert "x: resumed after step 4 of 6, on 30 images of digits" in capsys.readouterr().err
+    train("digits", **{**given, "out": tmp_path / "silent"}, show=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_fewer_images_than_classes_are_refused():
+    with pytest.raises(ValueError, match="n must be at least 10, one image per class, got 5"):
+        train("digits", n=5, steps=1, show=False)
+
+
+def test_a_run_prints_as_a_few_lines(digits, tmp_path):
+    model, recipe = build(SMALL, seed=0), mmlda.Recipe(steps=4, optimizer="adam", lr=1e-3)
+    run = mmlda.fit(model, digits[0], recipe, validation=digits[0][:50], out=tmp_path, show=False)
+    first, *lines = str(run).splitlines()
+    assert first.startswith("Classifier trained: 4 of 4 steps in ") and len(lines) == 3
+    assert "training batches" in lines[0] and "best validation accuracy" in lines[1] and str(tmp_path) in lines[2]
+
+
+def test_recipes_by_name(digits, monkeypatch):
+    monkeypatch.setitem(RECIPES, "quick", mmlda.Recipe(steps=3, optimizer="adam", lr=1e-3))
+    assert mmlda.fit(build(SMALL, seed=0), digits[0], "quick", show=False).recipe is RECIPES["quick"]
+    assert mmlda.fit_many([build(SMALL, seed=0)], digits[0], "quick", show=False)[0].step == 3
+    (row,) = mmlda.cross_validate(digits[0], "quick", C=10.0, folds=2, model=SMALL, show=False)  # one C, not a list
+    assert row["C"] == 10.0 and row["steps"] == 3
+    with pytest.raises(ValueError, match=r"recipe must be one of .*mnist-sr.*, got 'nope'"):
+        mmlda.fit(build(SMALL, seed=0), digits[0], "nope", show=False)
+    with pytest.raises(ValueError, match=r"recipe must be a Recipe or the name of one in mmlda.RECIPES, got 3"):
+        mmlda.fit(build(SMALL, seed=0), digits[0], 3, show=False)
+    for C in (-1, [10, "a"], "10"):
+        with pytest.raises(ValueError, match="C must be a finite number > 0, got"):
+            mmlda.cross_validate(digits[0], "quick", C=C, folds=2, show=False)
+
+
+def test_mistakes_are_one_sentence(digits, tmp_path):
+    (tmp_path / "file").touch()
+    recipe, wide = mmlda.Recipe(steps=1), (torch.rand(20, 3, 8, 8), torch.arange(20) % 10)
+    for call, message in (
+        (lambda: mmlda.fit("mnist-sr", digits[0], recipe), "model must be a torch.nn.Module, got 'mnist-sr'"),
+        (
+            lambda: mmlda.fit(build(SMALL), wide, recipe, show=False),
+            "data must fit the network, got images of 3 x 8 x 8",
+        ),
+        (lambda: mmlda.accuracy(build(SMALL), wide), "data must fit the network, got images of 3 x 8 x 8"),
+        (lambda: mmlda.fit(build(SMALL), digits[0], recipe, out=tmp_path / "file"), "out must be a folder, got"),
+        (lambda: mmlda.fit_many(build(SMALL), digits[0], recipe), "models must be a list of networks, got a Class"),
+        (
+            lambda: train("digits", validation=5000, show=False),
+            "validation must be an integer from 1 to 1436, got 5000",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()

@@ -104,6 +104,25 @@ def test_arguments_without_a_validation_set_are_refused(parts):
             mmlda.fit(net(), parts[0], RECIPE, validation=parts[1], show=False, **given)
 
 
+def test_a_validation_set_that_does_not_fit_is_refused_before_training(parts, tmp_path):
+    x, y = torch.rand(4, 3, 8, 8), torch.arange(4)
+    with pytest.raises(ValueError, match=r"validation must have the shape \(1, 8, 8\) .*, got \(3, 8, 8\)"):
+        mmlda.fit(net(), parts[0], RECIPE, validation=(x, y), out=tmp_path / "x", show=False)
+    with pytest.raises(ValueError, match="validation must have at most the 10 classes of the network, got 13"):
+        mmlda.fit(net(), parts[0], RECIPE, validation=(x[:, :1], y + 9), out=tmp_path / "x", show=False)
+    assert not (tmp_path / "x").exists()
+
+
+def test_fit_many_validates_each_network(parts):
+    rest, held = parts
+    given = {"validation": held, "validate_every": 4, "keep_best": True, "show": False}
+    alone, models = net(), [net(), net()]
+    expected = mmlda.fit(alone, rest, NOISY, **given)
+    runs = mmlda.fit_many(models, rest, [NOISY, RECIPE], **given)
+    assert same(models[0], alone) and runs[0].validation.best_step == expected.validation.best_step
+    assert [mmlda.accuracy(model, held).accuracy for model in models] == [run.validation.best for run in runs]
+
+
 # ------------------------------------------------------------------------------------------- continuing a run
 
 

@@ -142,3 +142,15 @@ def test_an_editor_is_told_what_load_returns():
     plain, given = typing.get_overloads(zoo.load)
     assert plain.__annotations__["return"] == "Classifier"
     assert given.__annotations__["model"] == given.__annotations__["return"] == "Network"
+
+
+def test_mistakes_are_one_sentence(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"source must be a folder with a network, or one of .*, got 3"):
+        mmlda.load(3)
+    with pytest.raises(
+        ValueError, match=r"folder must be a folder, to which model.safetensors is written, got '.*file'"
+    ):
+        mmlda.save(mmlda.load("mnist-sr"), tmp_path / "file")
+    with pytest.raises(ValueError, match="model must be a network, such as a Classifier, got 'mnist-sr'"):
+        mmlda.save("mnist-sr", tmp_path / "new")

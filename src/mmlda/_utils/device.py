@@ -6,13 +6,12 @@ import copy
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from mmlda._utils.checks import invalid
-
-__all__ = ["Model", "device_of", "eval_mode", "on_device"]
+__all__ = ["Model", "check_model", "device_of", "eval_mode", "on_device"]
 
 Model = Callable[[Tensor], Tensor]  # images in [0, 1] -> logits: a module, or any function
 
@@ -25,8 +24,7 @@ def device_of(model: Model, device: torch.device | str | None = None) -> torch.d
     >>> device_of(nn.Linear(2, 2, device="meta")), device_of(torch.sum), device_of(nn.ReLU(), "cpu")
     (device(type='meta'), device(type='cpu'), device(type='cpu'))
     """
-    if not callable(model) or isinstance(model, type):
-        raise invalid("model", "a module or a function from images to logits", model)
+    check_model(model)
     if device is None:
         tensor = next(_tensors(model), None)
         return torch.device("cpu") if tensor is None else tensor.device
@@ -35,6 +33,14 @@ def device_of(model: Model, device: torch.device | str | None = None) -> torch.d
     except (RuntimeError, AssertionError, TypeError) as error:
         raise ValueError(f"device must be available, got {device!r} ({str(error).splitlines()[0]})") from None
     return torch.device("cuda", torch.cuda.current_device()) if place == torch.device("cuda") else place
+
+
+def check_model(model: object) -> None:
+    """Raise a ValueError unless `model` can be called."""
+    if callable(model) and not isinstance(model, type):
+        return
+    hint = f"; mmlda.load({str(model)!r}) loads a network" if isinstance(model, str | Path) else ""
+    raise ValueError(f"model must be a module or a function from images to logits, got {model!r}{hint}")
 
 
 def on_device(model: Model, device: torch.device | str | None) -> Model:

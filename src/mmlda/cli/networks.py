@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import typing
 from pathlib import Path
 from typing import Annotated, Any
@@ -130,7 +131,8 @@ def train(
         about["validation"] = {"accuracy": held.best, "step": held.best_step, "images": len(held.data)}
         error += f", best validation accuracy {100 * held.best:.2f}% at step {held.best_step},"
     text = f"{error} after {run.step} steps ({run.seconds:.0f} s)\nthe network is in {out}"
-    show({**about, **dataclasses.asdict(result)}, text, as_json)
+    shares = [None if math.isnan(share) else share for share in result.per_class]  # of a class without images
+    show({**about, **dataclasses.asdict(result), "per_class": shares}, text, as_json)
 
 
 @command("mmlda demo --open")

@@ -180,6 +180,7 @@ def prepare(
     images = own.get("images", 0)  # fewer may be a part of the dataset
     if data is None and (images > len(train) or (images == len(train) and own["sha256"] != train.digest())):
         raise ValueError(f"--data must be given, as the network was trained on other images called {name!r}, got none")
+    test = mmlda.data.images_for(net, test)
     check_fits(net, test)
     return Subject(net, str(model or function), test, name)
 

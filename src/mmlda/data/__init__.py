@@ -9,6 +9,7 @@ ImageData('digits', 1437 images of 1 x 8 x 8, 10 classes)
 torch.Size([2, 1, 8, 8])
 """
 
+from mmlda.data.alignment import images_for
 from mmlda.data.augment import augment, draw_augmentation
 from mmlda.data.convert import as_images
 from mmlda.data.datasets import CLASSES, data_root, find, load
@@ -30,6 +31,7 @@ __all__ = [
     "fold_rows",
     "folds",
     "holdout",
+    "images_for",
     "load",
     "long_tailed",
     "split",

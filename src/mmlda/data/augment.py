@@ -11,9 +11,27 @@ __all__ = ["augment", "draw_augmentation"]
 def draw_augmentation(
     *size: int, pad: int = 4, generator: torch.Generator | None = None, device: torch.device | str | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Random (dy, dx, flip) for `augment`, each of shape `size`: [N] for a batch, [steps, N] for an epoch.
+    """Draw random (dy, dx, flip) for `augment`.
 
-    dy and dx are uniform over 0..2 pad (int64), flip is true half the time (bool).
+    Parameters
+    ----------
+    size
+        Shape of each: N for a batch, (steps, N) for an epoch.
+    pad
+        As in `augment`.
+    generator, device
+        As in `torch.randint`; the device is that of the generator by default.
+
+    Returns
+    -------
+    dy, dx, flip : Tensor
+        dy and dx are uniform over 0..2 pad (int64), flip is true half the time (bool).
+
+    Examples
+    --------
+    >>> dy, dx, flip = draw_augmentation(5, pad=2)
+    >>> dy.shape, bool((dx <= 4).all()), flip.dtype
+    (torch.Size([5]), True, torch.bool)
     """
     device = device or (generator.device if generator is not None else None)
     dy, dx = torch.randint(2 * pad + 1, (2, *size), generator=generator, device=device)
@@ -25,14 +43,27 @@ def augment(x: Tensor, dy: Tensor, dx: Tensor, flip: Tensor | None = None, pad: 
 
         out[n, c, i, j] = padded[n, c, i + dy_n, j' + dx_n],   j' = W-1-j if flip_n else j
 
-    Args:
-        x: [N, C, H, W], any dtype, contiguous or channels_last; the result has the same layout.
-        dy, dx: [N] integers in 0..2 pad; dy = dx = pad leaves the image where it is.
-        flip: [N] bool, or None for no mirroring.
+    It draws no random numbers (`draw_augmentation` does) and reads no values back, so it can be compiled and captured
+    in a CUDA graph.
 
-    A pure function of its arguments: no random draws, no values read back, so it can be compiled, and
-    captured in a CUDA graph. Draw with `draw_augmentation`.
+    Parameters
+    ----------
+    x
+        Images [N, C, H, W], any dtype, contiguous or channels_last.
+    dy, dx
+        Integers [N] in 0..2 pad; dy = dx = pad leaves an image where it is.
+    flip
+        Bool [N], or None for no mirroring.
+    pad
+        Pixels to pad on each side.
 
+    Returns
+    -------
+    Tensor
+        [N, C, H, W], with the dtype and layout of x.
+
+    Examples
+    --------
     >>> x = torch.arange(4.0).view(1, 1, 2, 2)
     >>> augment(x, torch.tensor([1]), torch.tensor([2]), pad=1)  # one to the left
     tensor([[[[1., 0.],

@@ -33,7 +33,7 @@ def as_images(
         - a pair (x, y): x is [N, C, H, W], [N, H, W, C] or [N, H, W], uint8 or floats in [0, 1], a list of images, or a
           table [N, D] with values in [0, 1] (`mmlda.data.table` scales one); y are integers or strings;
         - a `torch.utils.data.Dataset`, or any sequence, of (image, label) pairs or of dictionaries with "image" and
-          "label", such as a dataset of Hugging Face's. An image is a tensor [C, H, W] or [H, W], a PIL image, or an
+          "label", such as a Hugging Face dataset. An image is a tensor [C, H, W] or [H, W], a PIL image, or an
           array [H, W, C] or [H, W];
         - a `DataLoader` of (x, y) batches, which is read once;
         - a dictionary with "image" and "label" as x and y, or with one dataset per split;
@@ -41,12 +41,23 @@ def as_images(
     classes
         Class names; by default those of the dataset, else the strings among the labels sorted, else "0", "1"...
     name
-        What to call the data in reports.
+        Name of the data in reports.
     split
         Which part to use of a source that has a train and a test set.
 
-    Floats become bytes if every value is v / 255 for an integer v, which loses nothing; otherwise they stay float32.
+    Returns
+    -------
+    ImageData
+        Floats become bytes if every value is v / 255 for an integer v, which loses nothing; otherwise they stay
+        float32.
 
+    Raises
+    ------
+    ValueError
+        If the source is of another kind, or its images or labels do not fit together.
+
+    Examples
+    --------
     >>> x, y = torch.tensor([0.0, 51 / 255, 1.0]).view(3, 1, 1, 1), ["cat", "dog", "cat"]
     >>> data = as_images((x, y))
     >>> data.images.flatten(), data.labels, data.classes
@@ -63,8 +74,8 @@ def as_images(
     if isinstance(source, Mapping):
         if split in source:
             return as_images(source[split], classes, name)
-        source = _pair(source, "data")
-    classes = class_names(source) if classes is None else classes
+        source = as_pair(source, "data")
+    classes = dataset_classes(source) if classes is None else classes
     if isinstance(source, DataLoader):
         x, y = _join(source)
     elif is_arrays(source):
@@ -87,9 +98,8 @@ def as_images(
 
 def is_arrays(source: Any) -> bool:
     """Whether `source` is (x, y): images as one array, and labels as an array or a list."""
-    if not isinstance(source, tuple | list) or len(source) != 2 or not _is_array(source[0]):
-        return False
-    return _is_array(source[1]) or (isinstance(source[1], list | tuple) and len(source[1]) == len(source[0]))
+    pair = isinstance(source, tuple | list) and len(source) == 2
+    return pair and _is_array(source[0]) and (_is_array(source[1]) or isinstance(source[1], list | tuple))
 
 
 def _is_array(value: Any) -> bool:
@@ -109,7 +119,7 @@ def _is_picture(image: Any) -> bool:
     return hasattr(image, "convert") and hasattr(image, "mode")
 
 
-def class_names(source: Any) -> Sequence[str] | None:
+def dataset_classes(source: Any) -> Sequence[str] | None:
     """The class names of a dataset, also of one within a Subset or a DataLoader, and of Hugging Face's."""
     while source is not None:
         if (names := getattr(source, "classes", None)) is not None:
@@ -123,7 +133,7 @@ def class_names(source: Any) -> Sequence[str] | None:
     return None
 
 
-def _pair(item: Any, what: str) -> tuple[Any, Any]:
+def as_pair(item: Any, what: str) -> tuple[Any, Any]:
     """(image, label) of an item, which is that pair or a dictionary."""
     if isinstance(item, Mapping):
         keys = [next((key for key in names if key in item), None) for names in (IMAGE_KEYS, LABEL_KEYS)]
@@ -141,7 +151,7 @@ def _stack(items: Iterable[Any]) -> tuple[Tensor, list[Any]]:
     images: list[Tensor] = []
     labels: list[Any] = []
     for n, item in enumerate(items):
-        image, label = _pair(item, f"item {n} of data")
+        image, label = as_pair(item, f"item {n} of data")
         image = _one_image(image, n)
         if images and (image.shape != images[0].shape or image.dtype != images[0].dtype):
             wanted = f"{images[0].dtype} {list(images[0].shape)} as the first"
@@ -170,7 +180,7 @@ def _one_image(image: Any, n: int) -> Tensor:
 
 
 def _join(loader: DataLoader[Any]) -> tuple[Tensor, Any]:
-    parts = [_pair(batch, "a batch of data") for batch in loader]
+    parts = [as_pair(batch, "a batch of data") for batch in loader]
     if not parts:
         raise ValueError("data must have at least one image, got an empty DataLoader")
     labels = [y for _, y in parts]
@@ -181,7 +191,7 @@ def _join(loader: DataLoader[Any]) -> tuple[Tensor, Any]:
 
 def as_batch(batch: Any, classes: Sequence[str] | None, num_classes: int | None) -> tuple[Tensor, Tensor]:
     """A batch of a `DataLoader` as images, uint8 or float32 in [0, 1], and labels int64 [N] below `num_classes`."""
-    x, y = _pair(batch, "a batch of data")
+    x, y = as_pair(batch, "a batch of data")
     if classes is None and num_classes is not None:
         classes = tuple(map(str, range(num_classes)))  # without it, each batch would number its own
     labels, _ = as_labels(y, classes)
@@ -217,10 +227,6 @@ def as_labels(y: Any, classes: Sequence[str] | None) -> tuple[Tensor, tuple[str,
     if names is None:
         L = int(y.max()) + 1 if len(y) else 0
         names = tuple(map(str, range(L)))
-        if len(y) and L > 2 and len(y.unique()) == L - 1 and int(y.min()) == 1:
-            warnings.warn(
-                f"labels run from 1 to {L - 1}, so class 0 has no images; subtract 1 from the labels", stacklevel=3
-            )
     return y, names
 
 

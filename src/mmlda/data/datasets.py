@@ -12,6 +12,7 @@ import torch
 
 from mmlda._utils.checks import invalid
 from mmlda.data import formats
+from mmlda.data.alignment import relabelled
 from mmlda.data.convert import as_images, is_arrays
 from mmlda.data.images import ImageData
 from mmlda.data.subsets import split
@@ -50,7 +51,7 @@ CLASSES = {
     "cifar100": CIFAR100,
     "cifar100-coarse": tuple(CIFAR100_GROUPS),
 }
-# Where a dataset may lie below the root: our own name first, then torchvision's and its archive's.
+# Where a dataset may be below the root: our own name first, then torchvision's and its archive's.
 FOLDERS = {
     "mnist": ("mnist", "MNIST/raw", "."),
     "fashion-mnist": ("fashion-mnist", "FashionMNIST/raw", "."),
@@ -68,16 +69,34 @@ CIFAR_ARCHIVES = {
 
 
 def load(source: Any, root: str | Path | None = None) -> tuple[ImageData, ImageData]:
-    """The train and test set of `source`.
+    """Load the training and test set of a source.
 
-    Args:
-        source: `"digits"` (comes with scikit-learn), `"mnist"`, `"fashion-mnist"`, `"cifar10"`, `"cifar100"` or
-            `"cifar100-coarse"`, its 20 groups of classes (from files below `root`); a folder of IDX files; a folder or
-            tar of CIFAR batches; a folder of images by class, as `train/<class>/*.png` and `test/<class>/*.png` or
-            just `<class>/*.png`; a pair (train, test) of anything `as_images` takes; or one such dataset. What comes
-            without a test set gets a fixed stratified one, see `split`.
-        root: where files of named datasets lie; $MMLDA_DATA, or ~/.cache/mmlda, if not given.
+    Parameters
+    ----------
+    source
+        - `"digits"` (comes with scikit-learn), `"mnist"`, `"fashion-mnist"`, `"cifar10"`, `"cifar100"` or
+          `"cifar100-coarse"` (its 20 groups of classes), from files below `root`;
+        - a folder of IDX files, or a folder or tar of CIFAR batches;
+        - a folder of images by class: `train/<class>/*.png` and `test/<class>/*.png`, or just `<class>/*.png`;
+        - a pair (train, test) of anything `as_images` takes, whose classes are matched by name;
+        - one such dataset, which is split.
+    root
+        Folder of the named datasets; by default $MMLDA_DATA, else ~/.cache/mmlda.
 
+    Returns
+    -------
+    train, test : ImageData
+        Data without a test set is split by `split`: fixed and stratified.
+
+    Raises
+    ------
+    ValueError
+        If the source is unknown, a file is damaged, or train and test set do not fit together.
+    FileNotFoundError
+        If a named dataset has not been fetched.
+
+    Examples
+    --------
     >>> x, y = torch.rand(50, 1, 8, 8), torch.arange(50) % 5
     >>> load((x, y))
     (ImageData('', 40 images of 1 x 8 x 8, 5 classes), ImageData('', 10 images of 1 x 8 x 8, 5 classes))
@@ -92,9 +111,8 @@ def load(source: Any, root: str | Path | None = None) -> tuple[ImageData, ImageD
     if isinstance(source, tuple | list) and len(source) == 2 and not is_arrays(source):
         train, test = (as_images(part) for part in source)
         longer = max(train.classes, test.classes, key=len)  # one part may lack the last classes
-        for part in (train, test):
-            if part.classes != longer[: len(part.classes)]:
-                raise ValueError(f"test classes must be the training set's {train.classes}, got {test.classes}")
+        if any(part.classes != longer[: part.num_classes] for part in (train, test)):
+            test, longer = relabelled(train.classes, test, "the training set"), train.classes
         if train.shape != test.shape:
             raise ValueError(f"test images must be {train.shape} as the training images, got {test.shape}")
         return replace(train, classes=longer), replace(test, classes=longer)
@@ -102,12 +120,12 @@ def load(source: Any, root: str | Path | None = None) -> tuple[ImageData, ImageD
 
 
 def data_root(root: str | Path | None = None) -> Path:
-    """Where dataset files live: `root`, else $MMLDA_DATA, else ~/.cache/mmlda."""
+    """The folder of the datasets: `root`, else $MMLDA_DATA, else ~/.cache/mmlda."""
     return Path(root or os.environ.get("MMLDA_DATA") or "~/.cache/mmlda").expanduser()
 
 
 def find(name: str, root: str | Path | None = None) -> Path | None:
-    """The folder or archive below `root` that holds the named dataset, or None."""
+    """Find the folder or archive below `root` that holds the named dataset; None if there is none."""
     name = name.removesuffix("-coarse")
     for folder in (data_root(root) / place for place in FOLDERS[name]):
         if name not in CIFARS:
@@ -152,7 +170,7 @@ def _load_path(path: Path, name: str = "") -> tuple[ImageData, ImageData]:
 
 
 def _pair(arrays: formats.Arrays, classes: tuple[str, ...], name: str) -> tuple[ImageData, ImageData]:
-    """The train and test set, split where there is only one."""
+    """The training and test set; a single set is split."""
     sets = [ImageData(torch.from_numpy(x), torch.from_numpy(y).long(), classes, name) for x, y in arrays]
     train, test = sets if len(sets) == 2 else split(sets[0])
     if train.shape != test.shape:

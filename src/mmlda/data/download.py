@@ -25,7 +25,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def silent(done: int, total: int) -> None:
-    """Progress that nobody watches."""
+    """Report no progress."""
 
 
 class FetchError(RuntimeError):
@@ -64,7 +64,7 @@ def download(urls: Sequence[str], dest: Path, file: File, progress: Progress = s
             except (OSError, http.client.HTTPException) as error:
                 if isinstance(error, OSError) and error.errno in FULL:
                     part.unlink(missing_ok=True)
-                    raise OSError(error.errno, f"no room for {dest} ({file.size} bytes)") from error
+                    raise OSError(error.errno, f"no space for {dest} ({file.size} bytes)") from error
                 if _size(part) > had:
                     time.sleep(0.2)
                     continue  # cut, but it came further: go on from there

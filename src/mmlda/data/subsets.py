@@ -21,11 +21,32 @@ __all__ = ["biased", "bp1", "bp2", "fold_rows", "folds", "holdout", "long_tailed
 
 
 def split(data: ImageData, part: float = 0.2) -> tuple[ImageData, ImageData]:
-    """The fixed stratified split of a dataset that has no test set of its own: (train, test).
+    """Split a dataset that has no test set of its own: fixed, stratified, (train, test).
 
-    Within a class the images are put in the order of their SHA-256, and the first ones are the test set:
-    `part` of all images, rounded up, shared over the classes in proportion. No generator is involved, so the
-    split follows from the images alone.
+    Within a class the images are ordered by their SHA-256, and the first ones are the test set. No generator is
+    involved, so the split follows from the images alone.
+
+    Parameters
+    ----------
+    data
+        The dataset.
+    part
+        Share of the test set, rounded up to whole images and divided among the classes in proportion.
+
+    Returns
+    -------
+    train, test : ImageData
+
+    Raises
+    ------
+    ValueError
+        If one of them would be empty.
+
+    Examples
+    --------
+    >>> data = ImageData(torch.rand(10, 1, 2, 2), torch.arange(10) % 2, ("a", "b"))
+    >>> [part.counts.tolist() for part in split(data)]
+    [[4, 4], [1, 1]]
     """
     n = math.ceil(len(data) * part)
     if not 0 < n < len(data):
@@ -37,8 +58,23 @@ def split(data: ImageData, part: float = 0.2) -> tuple[ImageData, ImageData]:
 
 
 def holdout(data: ImageData, n: int, seed: int = 0) -> tuple[ImageData, ImageData]:
-    """Hold `n` random images out, stratified: (rest, held). Each keeps the order the images had.
+    """Hold `n` random images out, stratified: (rest, held). Each keeps the order of the images.
 
+    Parameters
+    ----------
+    data
+        The dataset.
+    n
+        How many images to hold out.
+    seed
+        Selects the images.
+
+    Returns
+    -------
+    rest, held : ImageData
+
+    Examples
+    --------
     >>> from mmlda.data import load
     >>> train, _ = load("digits")
     >>> rest, held = holdout(train, 100, seed=0)
@@ -51,7 +87,7 @@ def holdout(data: ImageData, n: int, seed: int = 0) -> tuple[ImageData, ImageDat
 
 
 def stratified(data: ImageData, n: int | None, seed: int = 0) -> ImageData:
-    """`n` random images with the class shares of the data, in their order: what every `n` of the package means.
+    """Take `n` random images with the class shares of the data, in their order: the meaning of every `n` argument.
 
     Parameters
     ----------
@@ -60,8 +96,10 @@ def stratified(data: ImageData, n: int | None, seed: int = 0) -> ImageData:
     n
         How many images; all of them if None, or if there are no more.
     seed
-        Selects the images. They are those that `holdout` holds out.
+        Selects the images: those that `holdout` holds out.
 
+    Examples
+    --------
     >>> from mmlda.data import load
     >>> stratified(load("digits")[1], 20).counts.tolist()
     [2, 2, 2, 2, 2, 2, 2, 2, 2, 2]
@@ -84,10 +122,16 @@ def _hold(data: ImageData, order: np.ndarray, n: int) -> tuple[ImageData, ImageD
 
 
 def folds(data: ImageData, k: int = 5, seed: int = 0) -> list[tuple[ImageData, ImageData]]:
-    """k stratified folds, each as (train, validation); the validation parts are disjoint and cover the data.
+    """Divide data into k stratified folds, each as (train, validation).
 
-    Classes are dealt out like cards, one class after the other, so fold sizes differ by at most one, and so
-    do the counts of any class.
+    The validation parts are disjoint and cover the data. Images are dealt out class by class, so the sizes of folds
+    differ by at most one, and so do the counts of each class.
+
+    Examples
+    --------
+    >>> data = ImageData(torch.rand(10, 1, 2, 2), torch.arange(10) % 2, ("a", "b"))
+    >>> [len(held) for _, held in folds(data, k=3)]
+    [4, 3, 3]
     """
     held = [fold_rows(data, i, k, seed) for i in range(max(k, 1))]
     return [(data.subset(~rows), data.subset(rows)) for rows in held]
@@ -107,8 +151,24 @@ def biased(data: ImageData, alpha: Tensor | np.ndarray | Sequence[float], seed: 
     """A class-biased subset (Sec. 4.4): each image (x, y) is kept with probability alpha_y, independently.
 
     Apply the same alpha to the train and the test set. `priors` of the result are the empirical ones, whose
-    expectation is alpha_k / sum(alpha). With one seed, a larger alpha keeps all that a smaller one keeps.
+    expectation is alpha_k / sum(alpha). With one seed, a larger alpha keeps every image that a smaller one keeps.
 
+    Parameters
+    ----------
+    data
+        The dataset.
+    alpha
+        One probability per class.
+    seed
+        Selects the images.
+
+    Raises
+    ------
+    ValueError
+        If alpha is not L probabilities, or keeps no image.
+
+    Examples
+    --------
     >>> from mmlda.data import load
     >>> train, test = load("digits")
     >>> biased(train, bp2()[3], seed=0).counts.tolist()
@@ -139,6 +199,8 @@ def long_tailed(data: ImageData, imbalance: float = 100.0, seed: int = 0) -> Ima
     seed
         Selects the images.
 
+    Examples
+    --------
     >>> from mmlda.data import load
     >>> long_tailed(load("digits")[0], imbalance=10).counts.tolist()
     [142, 113, 87, 67, 52, 40, 31, 24, 18, 14]
@@ -155,7 +217,7 @@ def long_tailed(data: ImageData, imbalance: float = 100.0, seed: int = 0) -> Ima
 
 
 def bp1(seed: int = 0) -> Tensor:
-    """Bias Probability 1: ten random permutations of (0.1, 0.2, ..., 1.0), [10, 10] float64, a row each."""
+    """Bias Probability 1: ten random permutations of (0.1, 0.2, ..., 1.0), [10, 10] float64, one per row."""
     rows = np.argsort(_uniform(100, seed).reshape(10, 10), axis=1, kind="stable")
     return torch.from_numpy((rows + 1) / 10)
 

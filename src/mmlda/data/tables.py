@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from mmlda._utils.checks import invalid
+from mmlda.data.alignment import scaled
 from mmlda.data.convert import as_labels
 from mmlda.data.images import ImageData
 
@@ -27,9 +29,23 @@ def table(x: Any, y: Any, *, bounds: Any = None, classes: Sequence[str] | None =
         Integers or strings [N].
     bounds
         (low, high) in the columns' own units, each a number or [D]; by default the smallest and largest value of each
-        column. Give a test set the `bounds` of its training set, or make one table of both and `split` it.
+        column. Values outside are clipped, with a warning. Give a test set the `bounds` of its training set;
+        `accuracy`, `evaluate` and `audit` rescale a table to those of the network's training set themselves.
     classes, name
         See `as_images`.
+
+    Returns
+    -------
+    ImageData
+        With `bounds` [2, D], and rows [N, D] in [0, 1].
+
+    Raises
+    ------
+    ValueError
+        If x is not a table of finite numbers, or the bounds do not fit it.
+
+    Examples
+    --------
 
     >>> data = table([[4.0, 200.0], [6.0, 100.0]], ["a", "b"])
     >>> data, data.images.tolist(), data.bounds.tolist()
@@ -47,14 +63,12 @@ def table(x: Any, y: Any, *, bounds: Any = None, classes: Sequence[str] | None =
         low, high = values.min(0), values.max(0)
         high = np.where(high > low, high, low + 1)  # a constant column
     else:
-        low, high = (np.broadcast_to(np.asarray(end, np.float64), values.shape[1:]) for end in bounds)
+        try:
+            low, high = (np.broadcast_to(np.asarray(end, np.float64), values.shape[1:]) for end in bounds)
+        except (TypeError, ValueError):
+            raise invalid("bounds", f"(low, high), each a number or [{values.shape[1]}]", bounds) from None
         if not (low < high).all():
-            raise ValueError(f"bounds must be (low, high) with low < high in every column, got {bounds!r}")
-        outside = ((values < low) | (values > high)).any(0)
-        if outside.any():
-            d = int(outside.argmax())
-            got = f"{values[:, d].min():g} to {values[:, d].max():g}"
-            raise ValueError(f"column {d} of x must be from {low[d]:g} to {high[d]:g}, its bounds, got {got}")
+            raise invalid("bounds", "(low, high) with low < high in every column", bounds)
     labels, names = as_labels(y, classes)
-    scaled = torch.from_numpy((values - low) / (high - low)).float().clamp(0, 1)
-    return ImageData(scaled, labels, names, name, torch.from_numpy(np.stack([low, high])))
+    ends = torch.from_numpy(np.stack([low, high]))
+    return ImageData(scaled(values, ends), labels, names, name, ends)

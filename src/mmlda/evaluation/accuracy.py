@@ -13,8 +13,9 @@ from mmlda._utils.checks import check_count
 from mmlda._utils.device import Model, device_of, eval_mode, on_device
 from mmlda.attacks.checks import warn_caller
 from mmlda.attacks.surface import PASSES, first_answer, is_random
-from mmlda.data import ImageData, as_images, stratified
-from mmlda.data.convert import as_batch, class_names
+from mmlda.data import ImageData, as_images, images_for, stratified
+from mmlda.data.alignment import from_one
+from mmlda.data.convert import as_pair, dataset_classes
 
 
 @dataclass(frozen=True)
@@ -42,16 +43,18 @@ def accuracy(
 
     Parameters
     ----------
-    model : callable
+    model
         Images in [0, 1] -> logits: a module or any function. Its device and mode do not change.
-    data : ImageData or pair or Dataset or str or path
-        Anything that `mmlda.data.as_images` takes. A `DataLoader` is read batch by batch unless `n` is given.
-    n : int, optional
-        How many images, a stratified sample (`mmlda.data.stratified`); all by default.
-    device : torch.device or str, optional
+    data
+        Anything `mmlda.data.as_images` takes: an `ImageData`, (x, y), a `Dataset`, a name, a path. A `DataLoader` is
+        read batch by batch unless `n` is given. Class names are matched with those of the network
+        (`mmlda.data.images_for`).
+    n
+        Number of images, a stratified sample (`mmlda.data.stratified`); all by default.
+    device
         Where to compute; the model's own device by default.
-    batch_size : int
-        Images per batch.
+    batch_size
+        Images per forward pass.
 
     Returns
     -------
@@ -60,7 +63,7 @@ def accuracy(
     Raises
     ------
     ValueError
-        Bad arguments, or a model that does not return logits for the classes of the data.
+        If the data has a class that the network does not know, or the model does not return logits.
 
     Examples
     --------
@@ -72,29 +75,25 @@ def accuracy(
     """
     if isinstance(data, DataLoader) and n is None:
         return _from_loader(model, data, device)
-    images = stratified(as_images(data, split="test"), n)
+    images = stratified(images_for(model, data), n)
     guess = predictions(model, images, device=device, batch_size=batch_size)
     return shares(guess, images.labels.cpu(), images.num_classes)
 
 
-@torch.no_grad()
 def _from_loader(model: Model, loader: DataLoader[Any], device: torch.device | str | None) -> Accuracy:
     """Accuracy on a loader's images, one batch in memory at a time."""
-    place, net, names = device_of(model, device), on_device(model, device), class_names(loader)
-    guesses, labels, L, passes = [], [], 0, 0
-    with eval_mode(net):
-        for batch in loader:
-            x, y = as_batch(batch, names, L or getattr(model, "num_classes", None))
-            x = (x.float() / 255 if x.dtype == torch.uint8 else x).to(place, non_blocking=True)
-            passes = passes or (PASSES if is_random(net, x[:16]) else 1)
-            z = _mean_answer(net, x, passes)
-            L = z.shape[1]
-            guesses.append(z.argmax(1))
-            labels.append(y)
+    net, names = on_device(model, device), dataset_classes(loader)
+    guesses, labels, L, passes = [], [], 0, None
+    for batch in loader:
+        images = images_for(model, as_images(as_pair(batch, "a batch of data"), names))
+        z, passes = answers(net, images, device=device, batch_size=len(images), passes=passes)
+        guesses.append(z.argmax(1))
+        labels.append(images.labels)
+        L = max(L, images.num_classes)
     if not labels:
         raise ValueError("data must have at least one image, got an empty DataLoader")
-    _warn_if_random(passes)
-    return shares(torch.cat(guesses).cpu(), torch.cat(labels), len(names or range(L)))
+    _warn_if_random(passes or 1)
+    return shares(torch.cat(guesses), torch.cat(labels), L)
 
 
 def _warn_if_random(passes: int) -> None:
@@ -115,14 +114,19 @@ def shares(guess: Tensor, labels: Tensor, num_classes: int) -> Accuracy:
 
 def logits(model: Model, data: Any, *, device: torch.device | str | None = None, batch_size: int = 1000) -> Tensor:
     """The logits of every image, [N, L], on the CPU; warns if the model is random (see `answers`)."""
-    z, passes = answers(model, as_images(data, split="test"), device=device, batch_size=batch_size)
+    z, passes = answers(model, images_for(model, data), device=device, batch_size=batch_size)
     _warn_if_random(passes)
     return z
 
 
 @torch.no_grad()
 def answers(
-    model: Model, images: ImageData, *, device: torch.device | str | None = None, batch_size: int = 1000
+    model: Model,
+    images: ImageData,
+    *,
+    device: torch.device | str | None = None,
+    batch_size: int = 1000,
+    passes: int | None = None,
 ) -> tuple[Tensor, int]:
     """The logits of every image, [N, L], on the CPU, and how many passes they are from; the model is in eval mode.
 
@@ -131,10 +135,12 @@ def answers(
     place, net = device_of(model, device), on_device(model, device)
     rows = torch.arange(len(images), device=images.device).split(check_count("batch_size", batch_size, 1))
     with eval_mode(net):
-        passes = PASSES if is_random(net, images.pixels(slice(16)).to(place)) else 1
+        if passes is None:
+            passes = PASSES if is_random(net, images.pixels(slice(16)).to(place)) else 1
         z = torch.cat([_mean_answer(net, images.pixels(part).to(place), passes) for part in rows]).cpu()
     if z.shape[1] < images.num_classes:
-        raise ValueError(f"model must return logits [{len(images)}, {images.num_classes}], got {list(z.shape)}")
+        expected = f"[{len(images)}, {images.num_classes}]{from_one(images, z.shape[-1])}"
+        raise ValueError(f"model must return logits {expected}, got {list(z.shape)}")
     return z, passes
 
 
@@ -154,14 +160,20 @@ def predictions(model: Model, data: Any, *, device: torch.device | str | None = 
 
 
 @torch.no_grad()
-def check_fits(model: Model, data: ImageData, *, spare: bool = False) -> None:
-    """Raise a ValueError unless the model takes the images and has the classes of the data (or more, with `spare`)."""
+def first_logits(model: Model, data: ImageData) -> Tensor:
+    """The logits of the first image, [1, L]; a ValueError if the model does not take it."""
     try:
         with eval_mode(model):
-            z = model(data.pixels(slice(1)).to(device_of(model)))
+            return model(data.pixels(slice(1)).to(device_of(model)))
     except RuntimeError as error:
         size, why = " x ".join(map(str, data.shape)), str(error).splitlines()[0]
-        raise ValueError(f"data must fit the network, got images of {size} in {data.name!r} ({why})") from None
+        what = f"rows of {size}" if data.is_table else f"images of {size}"
+        raise ValueError(f"data must fit the network, got {what} in {data.name!r} ({why})") from None
+
+
+def check_fits(model: Model, data: ImageData, *, spare: bool = False) -> None:
+    """Raise a ValueError unless the model takes the images and has the classes of the data (or more, with `spare`)."""
+    z = first_logits(model, data)
     if z.ndim != 2 or (z.shape[1] != data.num_classes and not (spare and z.shape[1] > data.num_classes)):
         wanted = f"the {z.shape[-1]} classes of the network"
         raise ValueError(f"data must have {wanted}, got {data.num_classes} classes in {data.name!r}")

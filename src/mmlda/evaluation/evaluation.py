@@ -27,7 +27,7 @@ from mmlda._utils.progress import progress
 from mmlda._utils.settings import parse_attack
 from mmlda._utils.tensors import packed
 from mmlda.attacks import Attack, AttackWarning
-from mmlda.data import ImageData, as_images, stratified
+from mmlda.data import ImageData, images_for, stratified
 from mmlda.evaluation.accuracy import answers, logits, shares
 from mmlda.evaluation.calibration import calibration_error, fit_temperature
 from mmlda.evaluation.chunks import Chunks
@@ -154,7 +154,7 @@ def evaluate(
     (50, 'FGSM')
     """
     place, net = device_of(model, device), on_device(model, device)
-    images = stratified(as_images(data, split="test"), n)
+    images = stratified(images_for(model, data), n)
     listed = attacks if isinstance(attacks, Iterable) and not isinstance(attacks, str) else [attacks]
     chosen: list[Attack] = [parse_attack(one, ours) if isinstance(one, str) else one for one in listed]
     for given in chosen:
@@ -208,7 +208,7 @@ def _clean(
     if passes > 1:
         numbers["passes"] = passes
     if other is not None:
-        other = as_images(other, split="test")
+        other = images_for(model, other)
         t = fit_temperature(logits(model, other, device=place), other.labels.cpu())
         numbers |= {"temperature": t, **{f"{key}_scaled": value for key, value in _calibration(z / t, labels).items()}}
     result = Result.counted(

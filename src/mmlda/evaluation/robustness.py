@@ -24,7 +24,7 @@ from mmlda._utils.progress import progress
 from mmlda._utils.tensors import packed
 from mmlda.attacks import BIM, FGSM, ILCM, PGD, Attack, AttackWarning, CarliniWagner, compiled
 from mmlda.attacks.base import BLIND
-from mmlda.data import ImageData, as_images, stratified
+from mmlda.data import ImageData, images_for, stratified
 from mmlda.evaluation.accuracy import predictions
 from mmlda.evaluation.chunks import Chunks, chunk_files
 from mmlda.results import Result, head_of, traced
@@ -89,7 +89,7 @@ def attack_images(
         Bad arguments, or a folder that holds other work.
     """
     place, net = device_of(model, device), on_device(model, device)
-    images = stratified(as_images(data, split="test"), n)
+    images = stratified(images_for(model, data), n)
     about, described = traced(net, images, place, name), describe_attack(attack, reproducible=out is not None)
     size = _chunk_size(attack, images, place) if chunk is None else chunk
     asked = described | ({"compiled": True} if compile else {})

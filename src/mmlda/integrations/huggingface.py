@@ -18,6 +18,7 @@ from torch import nn
 from mmlda._utils.checks import invalid
 from mmlda._utils.files import write_json
 from mmlda._utils.tensors import save_tensors
+from mmlda._utils.training_data import recall, remembered
 from mmlda.models import Classifier, build
 from mmlda.zoo import about, load, names
 
@@ -87,7 +88,7 @@ class HubClassifier(Classifier, ModelHubMixin, library_name="mmlda", pipeline_ta
     def _save_pretrained(self, save_directory: Path) -> None:
         config = self.config  # before anything is written: it raises for a backbone it cannot describe
         save_tensors(save_directory / "model.safetensors", self.state_dict(), {"format": "pt"})
-        write_json(save_directory / "config.json", config)
+        write_json(save_directory / "config.json", {**config, **remembered(self)})
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Self:
@@ -124,8 +125,10 @@ class HubClassifier(Classifier, ModelHubMixin, library_name="mmlda", pipeline_ta
             path = Path(hf_hub_download(model_id, "model.safetensors", **options))
         elif not path.is_file():
             raise invalid("source", "a folder or repository with config.json and model.safetensors", model_id)
-        model, weights = build(config), load_file(path)
+        network = {key: value for key, value in config.items() if key not in ("classes", "bounds")}
+        model, weights = build(network), load_file(path)
         model.to(weights["mean"].dtype).load_state_dict(weights)
+        recall(model, config)
         return cls.of(model).eval()
 
     def generate_model_card(self, *args: Any, **facts: Any) -> ModelCard:

@@ -273,8 +273,24 @@ def conv_net(*, channels: int = 1, width: int = 32, batch_norm: bool = True) -> 
 
 
 class MLP(nn.Module):
-    """Linear layers, each followed by ReLU, for rows of `inputs` numbers: [N, inputs] -> [N, hidden[-1]].
+    """Linear layers, each followed by ReLU, for rows of a table.
 
+    Maps rows `[N, inputs]` to features `[N, hidden[-1]]`.
+
+    Parameters
+    ----------
+    inputs
+        Numbers per row.
+    hidden
+        Width of each layer, at least one.
+
+    Raises
+    ------
+    ValueError
+        If a width is not a positive integer.
+
+    Examples
+    --------
     >>> import torch
     >>> MLP(inputs=4, hidden=(32, 16))(torch.rand(2, 4)).shape
     torch.Size([2, 16])
@@ -293,4 +309,7 @@ class MLP(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Features `[N, hidden[-1]]` of rows `[N, inputs]`."""
+        if x.ndim != 2 or x.shape[1] != self.inputs:
+            raise ValueError(f"x must have shape [N, {self.inputs}], got {list(x.shape)}")
         return self.layers(x)  # [N, hidden[-1]]

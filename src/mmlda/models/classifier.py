@@ -11,12 +11,13 @@ import copy
 import math
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmlda._utils.checks import check_choice, check_count, invalid
-from mmlda._utils.device import device_of, eval_mode
+from mmlda._utils.device import eval_mode
 from mmlda.models.backbones import MLP, ConvNet, ResNet
 from mmlda.models.heads import MaxMahalanobisHead, SoftmaxHead
 
@@ -41,6 +42,13 @@ class Classifier(nn.Module):
         The backbone sees (x - mean) / std; a number, or one per channel. The defaults map pixels to the paper's
         interval [-0.5, 0.5].
 
+    Attributes
+    ----------
+    classes
+        Names of the classes, which `mmlda.fit` sets and files keep: data is matched with them by name. None if unknown.
+    bounds
+        Range of each column of the training table, [2, D]; None for images.
+
     Raises
     ------
     ValueError
@@ -60,6 +68,8 @@ class Classifier(nn.Module):
 
     mean: Tensor
     std: Tensor
+    classes: tuple[str, ...] | None = None
+    bounds: Tensor | None = None
 
     def __init__(
         self,
@@ -108,13 +118,13 @@ class Classifier(nn.Module):
         """Logits `[N, L]` of images `[N, C, H, W]`."""
         return self.head(self.features(x))  # [N, L]
 
-    def predict(self, x: Tensor, batch_size: int = 1000) -> Tensor:
+    def predict(self, x: Tensor | np.ndarray, batch_size: int = 1000) -> Tensor:
         """Predict the most probable class of each image, in eval mode and without gradients.
 
         Parameters
         ----------
         x
-            Images `[N, C, H, W]` in [0, 1], on any device.
+            Images `[N, C, H, W]` in [0, 1] or uint8, or rows `[N, D]`: a tensor on any device, or an array.
         batch_size
             Images per forward pass.
 
@@ -125,8 +135,8 @@ class Classifier(nn.Module):
         """
         return self._logits(x, batch_size).argmax(1)
 
-    def predict_proba(self, x: Tensor, batch_size: int = 1000) -> Tensor:
-        """Predict the probability of each class, `[N, L]`; parameters as in `predict`."""
+    def predict_proba(self, x: Tensor | np.ndarray, batch_size: int = 1000) -> Tensor:
+        """Predict the probability of each class, `[N, L]`; the parameters are those of `predict`."""
         return self._logits(x, batch_size).softmax(1)
 
     def with_priors(self, priors: Any, labels: Any = None) -> Classifier:
@@ -142,6 +152,8 @@ class Classifier(nn.Module):
         labels
             Integers [N], only with "empirical".
 
+        Examples
+        --------
         >>> from mmlda.models import build
         >>> model = build({"backbone": "conv_net", "num_classes": 2, "priors": [0.9, 0.1]}, seed=0)
         >>> model.with_priors(None).head.priors.tolist()
@@ -153,10 +165,12 @@ class Classifier(nn.Module):
         return model
 
     @torch.no_grad()
-    def _logits(self, x: Tensor, batch_size: int) -> Tensor:
-        place, parts = device_of(self), x.split(check_count("batch_size", batch_size, 1))
+    def _logits(self, x: Tensor | np.ndarray, batch_size: int) -> Tensor:
+        x = torch.as_tensor(x)
+        scale = 255 if x.dtype == torch.uint8 else 1
         with eval_mode(self):
-            return torch.cat([self(part.to(place)) for part in parts])
+            parts = x.split(check_count("batch_size", batch_size, 1))
+            return torch.cat([self(part.to(self.mean) / scale) for part in parts])
 
     @property
     def config(self) -> dict[str, Any]:

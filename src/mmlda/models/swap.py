@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from mmlda._utils.checks import invalid
+from mmlda._utils.training_data import class_names
 from mmlda.models.classifier import Classifier
 from mmlda.models.heads import MaxMahalanobisHead
 
@@ -131,7 +132,11 @@ def swap_head(
     # deepcopy's memo puts the new layers in place of the old ones, even if the model is that one layer
     if whole is not None:
         log.info("replaced %s and %s by %s -> %s", whole.latent, whole.head, latent, type(head).__name__)
-        return copy.deepcopy(model, {id(whole.latent): latent, id(whole.head): head})
-    new = SwappedHead(latent, head, name, old)
-    log.info("replaced %s by %s -> %s", new.replaced, latent, type(head).__name__)
-    return copy.deepcopy(model, {id(old): new})
+        swapped = copy.deepcopy(model, {id(whole.latent): latent, id(whole.head): head})
+    else:
+        new = SwappedHead(latent, head, name, old)
+        log.info("replaced %s by %s -> %s", new.replaced, latent, type(head).__name__)
+        swapped = copy.deepcopy(model, {id(old): new})
+    if class_names(swapped) is not None:  # the new head has not learnt them
+        swapped.classes = None  # type: ignore[assignment]
+    return swapped

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from mmlda._utils.files import write_json, write_whole
 from mmlda._utils.tensors import packed, save_tensors
+from mmlda._utils.training_data import recall
 from mmlda.models import build
 from mmlda.results import weights_digest
 
@@ -139,4 +140,5 @@ def load(source: str | Path, *, model: nn.Module | None = None, device: torch.de
         weights = {name[6:]: tensor for name, tensor in found[0].items() if name.startswith("model.")}
         weights |= {name[8:]: tensor for name, tensor in found[0].items() if name.startswith("average.")}
     model.load_state_dict(weights)
+    recall(model, about)
     return model.to(device).eval()

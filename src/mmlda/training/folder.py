@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from mmlda._utils.files import write_json, write_whole
+from mmlda._utils.training_data import remembered
 from mmlda.data import ImageData
 from mmlda.results import device_name, versions, weights_digest
 from mmlda.training import checkpoints
@@ -32,9 +33,9 @@ from mmlda.training.validation import Validation
 __all__ = ["Run", "describe", "difference", "event_writer", "lock", "log", "open_run", "reload", "resume", "save"]
 
 
-@dataclass
+@dataclass(repr=False)
 class Run:
-    """What a training run did. `history` has one entry a log line, as `metrics.jsonl` does."""
+    """What a training run did. `history` has one entry per log line, as `metrics.jsonl` does."""
 
     model: nn.Module
     recipe: Recipe
@@ -46,6 +47,15 @@ class Run:
     history: list[dict[str, float]] = field(default_factory=list)
     teacher: nn.Module | None = None  # of a recipe with `distill`
     validation: Validation | None = None
+
+    def __repr__(self) -> str:
+        lines = [f"{self.step} of {self.recipe.steps} steps in {self.seconds:.0f} s"]
+        lines.append(f"loss {self.loss:.4g}, accuracy {self.accuracy:.2%} on the latest training batches")
+        if self.validation is not None:
+            lines.append(f"best validation accuracy {self.validation.best:.2%} at step {self.validation.best_step}")
+        if self.out is not None:
+            lines.append(f"the network is in {self.out}")
+        return f"{type(self.model).__name__} trained: " + "\n  ".join(lines)
 
 
 def describe(model: nn.Module, data: ImageData | DataLoader[Any], recipe: Recipe) -> dict[str, Any]:
@@ -60,6 +70,7 @@ def describe(model: nn.Module, data: ImageData | DataLoader[Any], recipe: Recipe
         "model": config,
         "data": about or describe_loader(data),  # type: ignore[arg-type]
         "processes": share()[1],
+        **remembered(model),
     }
     return json.loads(json.dumps(value))  # tuples as lists, as they come back from the file
 
@@ -87,7 +98,8 @@ def open_run(run: Run, data: ImageData | DataLoader[Any], device: torch.device, 
     if run.validation is not None:
         about["validation"] = run.validation.describe()
     if path.is_file():
-        there = {"amp": about["amp"], **checkpoints.read_about(run.out)}  # older ones do not say
+        older = {"amp": about["amp"], **remembered(run.model)}  # what they do not say
+        there = {**older, **checkpoints.read_about(run.out)}
         if _lengthened(there, about):
             if share()[0] == 0:
                 write_json(path, {**checkpoints.read_about(run.out), "recipe": about["recipe"]})

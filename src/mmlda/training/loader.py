@@ -17,11 +17,11 @@ from torch.utils.data.distributed import DistributedSampler
 
 from mmlda._utils.checks import invalid
 from mmlda.data import draw_augmentation
-from mmlda.data.convert import as_batch, class_names
+from mmlda.data.convert import as_batch, dataset_classes
 from mmlda.training.recipes import Recipe
 from mmlda.training.step import Batches, share, to_pixels
 
-__all__ = ["LoaderBatches", "batch_size", "describe_loader"]
+__all__ = ["LoaderBatches", "batch_size", "describe_loader", "learn_classes"]
 
 AHEAD = 2  # batches that may wait on the device, so that a host far ahead of it does not fill its memory
 
@@ -37,6 +37,15 @@ def batch_size(loader: DataLoader[Any]) -> int:
 def describe_loader(loader: DataLoader[Any]) -> dict[str, Any]:
     """The part of a run's description that a loader can give without being read."""
     return {"name": type(loader.dataset).__name__, "images": _length(loader), "sha256": None}
+
+
+def learn_classes(model: Any, loader: DataLoader[Any]) -> None:
+    """Keep the class names of the loader's dataset, if it has any, with the network."""
+    names, L = dataset_classes(loader), getattr(model, "num_classes", None)
+    if names is not None and isinstance(L, int) and L < len(names):
+        raise ValueError(f"model must have at least the {len(names)} classes of the data, got {L}")
+    if names is not None:
+        model.classes = tuple(map(str, names))
 
 
 def _length(loader: DataLoader[Any]) -> int | None:
@@ -69,7 +78,7 @@ class LoaderBatches(Batches):
         if images is not None and images < self.local:
             raise ValueError(f"data must have at least one whole batch of {self.local} images, got {images}")
         self.whole = None if images is None else images // self.local  # batches per epoch
-        self.classes = class_names(loader)
+        self.classes = dataset_classes(loader)
         self.step, self.epoch = -1, 0
         self.batches: Iterator[Any] | None = None
         self.random = torch.Generator().get_state()  # torch's random numbers as the loader sees them

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,18 +29,29 @@ from torch.utils.data import DataLoader
 from mmlda._utils.checks import invalid
 from mmlda._utils.device import device_of
 from mmlda._utils.progress import Report, progress
-from mmlda.data import ImageData, as_images
+from mmlda.data import ImageData, as_images, images_for
+from mmlda.data.alignment import from_one, learn, numbered
+from mmlda.evaluation.accuracy import first_logits
 from mmlda.models import Classifier, fast_convolutions
 from mmlda.training import checkpoints, folder
 from mmlda.training.folder import Run
-from mmlda.training.loader import LoaderBatches, batch_size
-from mmlda.training.recipes import Recipe
+from mmlda.training.loader import LoaderBatches, batch_size, learn_classes
+from mmlda.training.recipes import Recipe, as_recipe
 from mmlda.training.step import Average, Batches, Step, Tally, craft_once, make_launch, make_optimizer, set_rate, share
 from mmlda.training.validation import Validation
 
-__all__ = ["Diverged", "Options", "Run", "fit", "interruptible", "training_steps"]
+__all__ = [
+    "Diverged",
+    "Options",
+    "Run",
+    "fit",
+    "interruptible",
+    "make_validation",
+    "training_steps",
+    "warn_of_labels_from_1",
+]
 
-PAUSE = 10.0  # seconds between checkpoints that nobody has asked for: the device waits while one is written
+PAUSE = 10.0  # seconds between checkpoints by default: the device waits while one is written
 
 
 class Diverged(RuntimeError):
@@ -48,7 +60,7 @@ class Diverged(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How a run is carried out, which changes nothing but rounding and speed; `fit` documents each."""
+    """How a run is executed, which affects only rounding and speed; `fit` documents each."""
 
     device: torch.device | str | None = None
     eager: bool = False
@@ -65,7 +77,7 @@ class Options:
 def fit(
     model: nn.Module,
     data: Any,
-    recipe: Recipe,
+    recipe: Recipe | str,
     *,
     teacher: nn.Module | None = None,
     validation: Any = None,
@@ -84,30 +96,66 @@ def fit(
 ) -> Run:
     """Train `model` on `data`, in place: it is moved to `device` and comes back in eval mode.
 
-    Args:
-        model: pixels in [0, 1] -> logits; a `Classifier`, or any module with the loss "ce".
-        data: anything `mmlda.data.as_images` takes: an `ImageData`, a pair (x, y), a `Dataset`. A `DataLoader` is read
-            batch by batch, never whole, and its batch size takes the place of the recipe's.
-        recipe: `mmlda.recipes.RECIPES` has the paper's.
-        teacher: a trained network whose probabilities replace a share `recipe.distill` of the labels.
-        validation: other images, in any form that `data` may have: the accuracy on them is measured along the way and
-            recorded in `history`. Not the test set, where the measurements decide anything.
-        keep_best: the network is the one with the best validation accuracy, not the last one.
-        patience: stop after so many validations in a row without improvement.
-        validate_every: steps between validations; a twentieth of the run by default.
-        out: folder for checkpoints, metrics and the network. An existing run is resumed, and one with fewer steps than
-            the recipe is continued to that number.
-        device: where to train; the model's own device by default.
-        eager: on CUDA, neither compile nor capture the step. The CPU is always eager.
-        deterministic: on CUDA, the same bits for the same seed; slower. The CPU always gives the same bits.
-        amp: run the network in bfloat16 with a float32 loss. By default as the run in `out` has it, otherwise on CUDA
-            only. On a CPU with bfloat16 instructions it doubles the speed of a Resnet.
-        checkpoint_every: steps between checkpoints; by default a twentieth of the run or somewhat more, so that each
-            has a line in the log, but never within ten seconds of the one before.
-        log_every: steps between lines of the log; a hundredth of the run by default.
-        tensorboard: also write event files to `out` (extra `mmlda[tensorboard]`).
-        show: a progress bar, or a line now and then where standard error is not a terminal.
+    The network keeps the class names of the data (`model.classes`) and the bounds of a table (`model.bounds`), so that
+    other data is matched with them; see `mmlda.data.images_for`.
 
+    Parameters
+    ----------
+    model
+        Pixels in [0, 1] -> logits; a `Classifier`, or any module with the loss "ce".
+    data
+        Anything `mmlda.data.as_images` takes: an `ImageData`, a pair (x, y), a `Dataset`, a name, a path. A
+        `DataLoader` is read batch by batch, never whole, and its batch size replaces the recipe's.
+    recipe
+        A `Recipe`, or the name of one in `mmlda.RECIPES`.
+    teacher
+        A trained network whose probabilities replace a share `recipe.distill` of the labels.
+    validation
+        Other images, in any form that `data` may have: the accuracy on them is measured along the way and recorded in
+        `history`. Do not use the test set with `keep_best` or `patience`.
+    keep_best
+        Return the network with the best validation accuracy, not the last one.
+    patience
+        Stop after this many validations in a row without improvement.
+    validate_every
+        Steps between validations; a twentieth of the run by default.
+    out
+        Folder for checkpoints, metrics and the network. An existing run is resumed, and one with fewer steps than the
+        recipe is continued to that number.
+    device
+        Where to train; the model's own device by default.
+    eager
+        On CUDA, neither compile nor capture the step. The CPU is always eager.
+    deterministic
+        On CUDA, return the same bits for the same seed; slower. The CPU always does.
+    amp
+        Run the network in bfloat16 with a float32 loss. By default as the run in `out` does, otherwise on CUDA only.
+        On a CPU with bfloat16 instructions it doubles the speed of a Resnet.
+    checkpoint_every
+        Steps between checkpoints; by default about a twentieth of the run, each with a line in the log, and at least
+        ten seconds apart.
+    log_every
+        Steps between lines of the log; a hundredth of the run by default.
+    tensorboard
+        Also write event files to `out` (extra `mmlda[tensorboard]`).
+    show
+        Show a progress bar, or a line now and then if standard error is not a terminal.
+
+    Returns
+    -------
+    Run
+        The network, the steps taken, loss and accuracy on the training batches, `history`, and `validation`. Printing
+        it shows a summary.
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of range, model and data do not fit together, or `out` holds another run.
+    Diverged
+        If the loss or a weight is no longer finite.
+
+    Examples
+    --------
     >>> import mmlda
     >>> train, test = mmlda.data.load("digits")
     >>> model = mmlda.models.build({"backbone": "conv_net", "head": "mmlda"}, seed=0)
@@ -115,11 +163,17 @@ def fit(
     >>> run.step, run.history[0]["loss"] > run.loss
     (30, True)
     """
-    place = None if out is None else Path(out)
+    place, recipe = None if out is None else Path(out), as_recipe(recipe)
     images = data if isinstance(data, DataLoader) else as_images(data)
-    if isinstance(data, DataLoader):
-        recipe = dataclasses.replace(recipe, batch_size=batch_size(data))
-    held = _validation(validation, keep_best, patience, validate_every, recipe, place)
+    if not isinstance(model, nn.Module):
+        raise invalid("model", "a torch.nn.Module", model)
+    if place is not None and place.is_file():
+        raise invalid("out", "a folder", str(out))
+    if isinstance(images, DataLoader):
+        recipe = dataclasses.replace(recipe, batch_size=batch_size(images))
+    else:
+        warn_of_labels_from_1(model, images)
+    held = make_validation(validation, keep_best, patience, validate_every, recipe, place)
     run = Run(model, recipe, place, teacher=teacher, validation=held)
     options = Options(
         device=device,
@@ -134,14 +188,30 @@ def fit(
     with torch.random.fork_rng(devices=cuda), interruptible() as stopped:
         torch.manual_seed(recipe.seed)  # dropout and the like
         with progress(run.out.name if run.out else "training", recipe.steps, show=show and share()[0] == 0) as report:
-            for _ in training_steps(run, images, options, report=report, stopped=stopped):
-                pass
+            try:
+                for _ in training_steps(run, images, options, report=report, stopped=stopped):
+                    pass
+            except Diverged:
+                raise
+            except RuntimeError:
+                if isinstance(images, ImageData):
+                    first_logits(model, images)  # raises a clear error where one image fails too
+                raise
     return run
 
 
-def _validation(
+def warn_of_labels_from_1(model: nn.Module, data: ImageData) -> None:
+    """Warn where class 0 alone of all the network's classes has no images, and classes have no names."""
+    L = getattr(model, "num_classes", data.num_classes)
+    alone = (data.counts == 0).nonzero().flatten().tolist() == [0]
+    if alone and L == data.num_classes > 2 and numbered(data.classes):
+        warnings.warn(f"class 0 of {L} has no images: subtract 1 if the labels begin at 1", stacklevel=3)
+
+
+def make_validation(
     data: Any, keep_best: bool, patience: int | None, every: int | None, recipe: Recipe, out: Path | None
 ) -> Validation | None:
+    """The `Validation` that the arguments of `fit` ask for, if any."""
     if data is None:
         if keep_best or patience is not None or every is not None:
             raise invalid("validation", "given with keep_best, patience and validate_every", None)
@@ -165,10 +235,7 @@ def training_steps(
     `fit` exhausts one; `mmlda.fit_many` takes turns with several, each on a CUDA stream of its own.
     """
     model, out = run.model, run.out
-    if isinstance(model, Classifier) and isinstance(data, ImageData) and model.num_classes < data.num_classes:
-        raise ValueError(
-            f"model must have at least the {data.num_classes} classes of the data, got {model.num_classes}"
-        )
+    data = _checked(run, data)
     device = device_of(model, options.device)
     model.to(device)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -186,6 +253,29 @@ def training_steps(
             yield from _steps(run, data, options, device, report, stopped)
     finally:  # also where the caller keeps the error, as a notebook does: the same call then resumes
         held.release()
+
+
+def _checked(run: Run, data: ImageData | DataLoader[Any]) -> ImageData | DataLoader[Any]:
+    """The training set as the network numbers and scales it, and the validation set likewise; both must fit."""
+    model = run.model
+    if not isinstance(data, ImageData):
+        learn_classes(model, data)
+        if run.validation is not None:
+            run.validation.data = images_for(model, run.validation.data)
+        return data
+    L = model.num_classes if isinstance(model, Classifier) else data.num_classes
+    if L < data.num_classes:
+        count, hint = data.num_classes, from_one(data, L)
+        raise ValueError(f"model must have at least the {count} classes of the data, got {L}{hint}")
+    data = learn(model, data)
+    if run.validation is not None:
+        held = images_for(model, run.validation.data)
+        if held.shape != data.shape:
+            raise ValueError(f"validation must have the shape {data.shape} of the training data, got {held.shape}")
+        if isinstance(model, Classifier) and held.num_classes > L:
+            raise ValueError(f"validation must have at most the {L} classes of the network, got {held.num_classes}")
+        run.validation.data = held
+    return data
 
 
 def _steps(
@@ -242,7 +332,7 @@ def _steps(
 
 
 class _Journal:
-    """When to log and to save, and doing it; the loop waits for the device only here."""
+    """Logs, validates and saves when it is due; the loop waits for the device only here."""
 
     def __init__(
         self,
@@ -264,7 +354,7 @@ class _Journal:
         self.earlier, self.logged_step, self.saved_step = run.seconds, run.step, run.step or -1
 
     def after(self, step: int, rate: float, halt: bool) -> bool:
-        """Log, validate and save where it is time to; whether the run is done."""
+        """Log, validate and save if due; return whether the run is done."""
         done, validation = step == self.run.recipe.steps, self.run.validation
         due = step % self.save_every == 0 and time.perf_counter() - self.written >= self.pause
         save = self.run.out is not None and (halt or done or due)
@@ -340,7 +430,7 @@ def _craft_from_the_start(run: Run, batches: Batches) -> None:
 
 
 def _halt(stopped: threading.Event | None, due: bool, device: torch.device) -> bool:
-    """Whether to stop after this step. Several processes must stop after the same one: they agree when it is due."""
+    """Whether to stop after this step. Several processes must stop after the same one, so they agree when due."""
     asked = stopped is not None and stopped.is_set()
     if share()[1] == 1 or not due:
         return asked and share()[1] == 1

@@ -20,18 +20,45 @@ __all__ = ["RECIPES", "Adversary", "Recipe", "hat", "network", "sat"]
 
 @dataclass(frozen=True, kw_only=True)
 class Adversary:
-    """Adversarial examples in training. `eps` is one perturbation or a range drawn from anew for each image.
+    """Adversarial examples in training.
 
-    `share` of each batch is adversarial, the rest clean. `craft="once"` attacks the network as it was before
-    training (what the paper does), `"online"` the current one. `attack="trades"` is TRADES: clean cross-entropy
-    plus `beta` times the divergence from the adversarial prediction. Each step moves `step` x eps. `pairing` adds
-    that many times the mean squared difference of clean and adversarial logits (adversarial logit pairing).
+    Parameters
+    ----------
+    attack
+        "fgsm", "bim", "ilcm", "pgd", or "trades": clean cross-entropy plus `beta` times the divergence from the
+        adversarial prediction.
+    eps
+        One perturbation, or a range from which each image draws its own.
+    steps
+        Gradient steps.
+    step
+        Size of a step as a share of eps (default: 1 / steps).
+    random_start
+        Whether to start at a random point within eps.
+    craft
+        "online" (default) attacks the current network, "once" the network before training, as the paper does.
+    share
+        Share of each batch that is adversarial; the rest is clean.
+    beta
+        Weight of the divergence of TRADES.
+    pairing
+        Weight of the mean squared difference of clean and adversarial logits (adversarial logit pairing).
+
+    Raises
+    ------
+    ValueError
+        If a value is out of range, or two do not fit together.
+
+    Examples
+    --------
+    >>> Adversary(attack="pgd", eps=8 / 255, random_start=True).steps
+    10
     """
 
     attack: str
     eps: float | tuple[float, float]
     steps: int = 10
-    step: float | None = None  # as a share of eps; None: 1 / steps
+    step: float | None = None
     random_start: bool = False
     craft: str = "online"
     share: float = 0.5
@@ -68,32 +95,72 @@ class Adversary:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Everything that decides how a network is trained, but for the network and the data.
+    """Everything that determines how a network is trained, except the network and the data.
 
+    Parameters
+    ----------
+    steps
+        Training steps.
+    optimizer
+        "sgd" (with momentum) or "adam".
+    lr, momentum, betas, weight_decay
+        Settings of the optimizer; weight decay applies to every parameter.
+    decoupled
+        For Adam: weight decay outside the moments (AdamW).
+    batch_size
+        Images per step.
+    schedule
+        "steps" multiplies the rate by `gamma` at each of the `milestones`; "cosine" lowers it to 0 at the end.
+    milestones, gamma
+        Of the schedule "steps".
+    warmup
+        Steps over which the rate rises linearly.
+    pad, flip
+        Augmentation: pad by this many pixels and crop at random; mirror half of the images.
+    loss
+        "ce", or a loss of the Max-Mahalanobis head: "soft", "centre".
+    distill
+        Share of the teacher's probabilities in the labels.
+    average
+        Decay of the averaged weights, which become the network; 0 does not average.
+    accumulate
+        Number of parts of a batch whose gradients are added up.
+    seed
+        Seed of the order of the data, the augmentation and the noise.
+    adversary
+        Adversarial examples, or None.
+
+    Raises
+    ------
+    ValueError
+        If a value is out of range, or two do not fit together.
+
+    Examples
+    --------
     >>> recipe = dataclasses.replace(RECIPES["cifar10-mmlda"], steps=1000, milestones=())
     >>> recipe.optimizer, recipe.rate(999)
     ('adam', 0.001)
     """
 
     steps: int
-    optimizer: str = "sgd"  # "sgd" (with momentum) or "adam"
+    optimizer: str = "sgd"
     lr: float = 0.1
     momentum: float = 0.9
     betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = 2e-4  # of every parameter
-    decoupled: bool = False  # Adam: weight decay outside the moments (AdamW)
+    weight_decay: float = 2e-4
+    decoupled: bool = False
     batch_size: int = 128
-    schedule: str = "steps"  # "steps" (drops at the milestones) or "cosine" (to 0 at the end)
-    milestones: tuple[int, ...] = ()  # the rate is multiplied by gamma at these steps
+    schedule: str = "steps"
+    milestones: tuple[int, ...] = ()
     gamma: float = 0.1
-    warmup: int = 0  # steps over which the rate rises linearly
-    pad: int = 0  # augmentation: pad by this much and crop at random
-    flip: bool = False  # augmentation: mirror half of the images
-    loss: str = "ce"  # or "soft", "centre": the head's losses by name
-    distill: float = 0.0  # share of the teacher's probabilities in the labels; the rest is the label itself
-    average: float = 0.0  # decay of the averaged weights, which are then the network; 0: no averaging
-    accumulate: int = 1  # gradients of this many parts of a batch are added up
-    seed: int = 0  # of the order of the data, the augmentation and the noise
+    warmup: int = 0
+    pad: int = 0
+    flip: bool = False
+    loss: str = "ce"
+    distill: float = 0.0
+    average: float = 0.0
+    accumulate: int = 1
+    seed: int = 0
     adversary: Adversary | None = None
 
     def __post_init__(self) -> None:
@@ -120,7 +187,7 @@ class Recipe:
             raise invalid("loss", "'ce' with TRADES, logit pairing or distillation", self.loss)
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step (the first is 0)."""
+        """The learning rate of a step, counted from 0."""
         if self.schedule == "cosine":
             rate = self.lr * 0.5 * (1 + math.cos(math.pi * step / self.steps))
         else:
@@ -198,6 +265,16 @@ for _data, _eps in (("mnist", 0.3), ("cifar10", 8 / 255), ("digits", 0.1)):
         RECIPES[f"{_data}-{_kind}-pgd"] = dataclasses.replace(RECIPES[f"{_data}-{_kind}"], adversary=_adversary)
 
 
+def as_recipe(recipe: Recipe | str) -> Recipe:
+    """A recipe, or the one of this name in `RECIPES`."""
+    if isinstance(recipe, str):
+        check_choice("recipe", recipe, RECIPES)
+        return RECIPES[recipe]
+    if not isinstance(recipe, Recipe):
+        raise invalid("recipe", "a Recipe or the name of one in mmlda.RECIPES", recipe)
+    return recipe
+
+
 def network_for(head: str, data: ImageData) -> dict[str, Any]:
     """A network for a training set as a config: the paper's for its size of images, an MLP for a table."""
     if data.is_table:
@@ -211,6 +288,21 @@ def network(head: str, data: str, *, C: float = 100.0, num_classes: int = 10, **
 
     Resnet-32 with 64 latent dimensions for images of 28 pixels and more; the small network for `digits`.
 
+    Parameters
+    ----------
+    head
+        "mmlda" or "softmax".
+    data
+        Name of the dataset.
+    C
+        Squared norm of the means.
+    num_classes
+        Number of classes.
+    settings
+        More entries of the config.
+
+    Examples
+    --------
     >>> network("mmlda", "cifar10")["depth"]
     32
     """

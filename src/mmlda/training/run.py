@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,28 +47,56 @@ def train(
 ) -> tuple[Run, Accuracy | None]:
     """Train a network on a named dataset or a folder, and measure its test accuracy.
 
-    Under torchrun, the processes train together and only the first one measures; the others return None.
+    Under torchrun, the processes train together and only the first one measures; the others return None. Unless
+    `show=False`, a line on standard error says whether the run is new or resumed, and on which images.
 
-    Args:
-        data: a name or a folder, see `mmlda.data.load`; by default that of the run in `out`, else "digits".
-        n: train on a stratified sample of so many training images.
-        validation: hold out so many training images, stratified, to validate on; see `mmlda.fit`.
-        priors: class priors of the head: "uniform", the default, or "empirical" for the shares in the training set.
-        head: "mmlda" or "softmax"; by default that of `start`, else "mmlda".
-        recipe: a name in `RECIPES`; by default the paper's for the data and the head.
-        start: a network to fine-tune instead of a new one.
-        steps: another number of steps, with the schedule in proportion; more steps than those of the run in `out`
-            continue it, with the schedule as it is.
-        seed: of the weights, the order of the data and the augmentation; 0 by default.
-        changes: fields of the recipe to replace.
-        model: settings of the new network, see `mmlda.models.build`.
-        out: folder for checkpoints and the network; an existing run is resumed, with its own data, recipe and network
-            where these are not given.
-        root: where the datasets are, see `mmlda.data.load`.
-        device: where to train, see `mmlda.fit`.
-        options: `keep_best`, `patience`, `validate_every`, `eager`, `deterministic`, `amp`, `tensorboard` and `show`,
-            see `mmlda.fit`.
+    Parameters
+    ----------
+    data
+        A name or a folder, see `mmlda.data.load`; by default that of the run in `out`, else "digits".
+    n
+        Train on a stratified sample of this many training images, at least one per class.
+    validation
+        Hold out this many training images, stratified, to validate on; see `mmlda.fit`.
+    priors
+        Class priors of the head: "uniform", the default, or "empirical" for the shares in the training set.
+    head
+        "mmlda" or "softmax"; by default that of `start`, else "mmlda".
+    recipe
+        A name in `RECIPES`; by default the paper's for the data and the head.
+    start
+        A network to fine-tune instead of a new one.
+    steps
+        Another number of steps, with the schedule in proportion; more steps than those of the run in `out` continue
+        it, with the schedule as it is.
+    seed
+        Seed of the weights, the order of the data and the augmentation; 0 by default.
+    changes
+        Fields of the recipe to replace.
+    model
+        Settings of the new network, see `mmlda.models.build`.
+    out
+        Folder for checkpoints and the network; an existing run is resumed, with its own data, recipe and network
+        unless others are given.
+    root
+        Where the datasets are, see `mmlda.data.load`.
+    device
+        Where to train, see `mmlda.fit`.
+    options
+        `keep_best`, `patience`, `validate_every`, `eager`, `deterministic`, `amp`, `tensorboard` and `show`, see
+        `mmlda.fit`.
 
+    Returns
+    -------
+    run, accuracy : Run, Accuracy or None
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of range or does not fit the run in `out`.
+
+    Examples
+    --------
     >>> run, test = train("digits", steps=40, model={"width": 8}, show=False)
     >>> run.step, test.accuracy > 0.2
     (40, True)
@@ -89,8 +118,13 @@ def train(
         head = _head(head, start)
         chosen = choose_recipe(name, head, name=recipe, steps=steps, **{"seed": seed or 0, **(changes or {})})
     train_set, test_set = load(name, root)
+    classes = len(train_set.labels.unique())
+    if source["n"] is not None and source["n"] < classes:
+        raise invalid("n", f"at least {classes}, one image per class", source["n"])
     train_set = stratified(train_set, source["n"])
     if source["validation"] is not None:
+        if not 0 < source["validation"] < len(train_set):
+            raise invalid("validation", f"an integer from 1 to {len(train_set) - 1}", source["validation"])
         train_set, options["validation"] = holdout(train_set, source["validation"])
     settings = dict(model or {})
     if source["priors"] == "empirical":
@@ -107,6 +141,8 @@ def train(
         if out is not None and not before and first:
             choices = {key: options.get(key) for key in kept}
             write_json(Path(out) / "train.json", {**source, **choices, "fine_tuned": start is not None})
+        if out is not None and first and options.get("show", True):
+            _announce(Path(out), before, chosen, train_set)
         run = fit(net, train_set, chosen, out=out, device=place, **options)
         return run, accuracy(net, test_set, device=place) if first else None
 
@@ -124,6 +160,19 @@ def _earlier(out: str | Path | None) -> dict[str, Any]:
     return {"fine_tuned": False, **source, "recipe": recipe, "model": about.get("model")}
 
 
+def _announce(out: Path, before: dict[str, Any], recipe: Recipe, data: ImageData) -> None:
+    """Say on standard error whether a run is new, resumed or finished: a mistyped folder begins a new one."""
+    step = max((int(path.stem.removeprefix("step-")) for path in out.glob("step-*.json")), default=0)
+    what = f"{len(data):,} images of {data.name}, {int((data.counts > 0).sum())} of {data.num_classes} classes"
+    if not before:
+        state = f"new run, {recipe.steps:,} steps on {what}"
+    elif (out / "model.safetensors").is_file() and before["recipe"].steps >= recipe.steps:
+        state = f"finished before, {step or recipe.steps:,} steps on {what}"  # fewer where it stopped early
+    else:
+        state = f"resumed after step {step:,} of {recipe.steps:,}, on {what}"
+    print(f"{out}: {state}", file=sys.stderr)
+
+
 def _continued(
     recipe: Recipe, steps: int | None, seed: int | None, changes: dict[str, Any], out: str | Path | None
 ) -> Recipe:
@@ -137,8 +186,10 @@ def _continued(
 def choose_recipe(
     data: str | Path, head: str, *, name: str | None = None, steps: int | None = None, **changes: Any
 ) -> Recipe:
-    """The recipe `name`, or the paper's for the data and the head, with other steps and fields where given.
+    """The recipe `name`, or the paper's for the data and the head, with other steps and fields if given.
 
+    Examples
+    --------
     >>> choose_recipe("cifar10", "softmax", steps=900).milestones
     (400, 600, 800)
     """

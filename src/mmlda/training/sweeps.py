@@ -1,7 +1,7 @@
 """Many independent jobs: several networks on one GPU at once, or a list of jobs over a Ray cluster.
 
 A sweep is a list of `Job`s and a folder. Each finished job is one file, `<name>.json`, with its network beside it;
-a rerun does only what is missing. A job says everything about itself, so where it runs makes no difference.
+a rerun does only what is missing. A job describes itself completely, so it does not matter where it runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from filelock import FileLock, Timeout
 from torch import nn
 
 from mmlda import data as datasets
-from mmlda._utils.checks import check_count, invalid
+from mmlda._utils.checks import check_count, check_positive, invalid
 from mmlda._utils.device import device_of
 from mmlda._utils.files import write_json, write_whole
 from mmlda._utils.progress import progress
@@ -37,8 +37,8 @@ from mmlda.evaluation.accuracy import accuracy
 from mmlda.models import build
 from mmlda.results import device_name, versions
 from mmlda.training.folder import Run, difference
-from mmlda.training.loop import Options, interruptible, training_steps
-from mmlda.training.recipes import Recipe, network_for
+from mmlda.training.loop import Options, interruptible, make_validation, training_steps, warn_of_labels_from_1
+from mmlda.training.recipes import Recipe, as_recipe, network_for
 
 __all__ = ["Job", "JobsFailed", "cross_validate", "fit_many", "sweep"]
 
@@ -46,9 +46,13 @@ __all__ = ["Job", "JobsFailed", "cross_validate", "fit_many", "sweep"]
 def fit_many(
     models: Sequence[nn.Module],
     data: Any,
-    recipes: Recipe | Sequence[Recipe],
+    recipes: Recipe | str | Sequence[Recipe | str],
     *,
     teacher: nn.Module | None = None,
+    validation: Any = None,
+    keep_best: bool = False,
+    patience: int | None = None,
+    validate_every: int | None = None,
     out: Sequence[str | Path | None] | None = None,
     device: torch.device | str | None = None,
     eager: bool = False,
@@ -56,21 +60,62 @@ def fit_many(
     amp: bool | None = None,
     show: bool = True,
 ) -> list[Run]:
-    """Train several networks on one GPU at the same time: a stream and a graph each, one launch in turn.
+    """Train several networks on one GPU at the same time: each has a stream and a graph, and they take turns.
 
-    A network of this size leaves most of a large GPU idle; several at once fill it. Data and recipe are one for
-    all, or a list with one per network. On the CPU the networks take turns too, and each comes out as `fit` would
-    have made it. `teacher` serves those whose recipe distils. Where one fails (diverges, say) the others are trained
-    to their end, and then its error is raised. The other options are those of `fit`.
+    A small network leaves most of a large GPU idle; several at once fill it. On the CPU the networks take turns too,
+    and each ends with the weights that `fit` would have given it. If one fails, by diverging for example, the others
+    are trained to their end before its error is raised.
+
+    Parameters
+    ----------
+    models
+        The networks, which are trained in place.
+    data
+        One training set for all, or a list with one per network; each is anything `mmlda.data.as_images` takes.
+    recipes
+        One for all, or a list with one per network; recipes or their names in `mmlda.RECIPES`.
+    teacher
+        A trained network, for the recipes that distil.
+    validation, keep_best, patience, validate_every
+        As in `fit`; one validation set for all.
+    out
+        A list with the folder of each run, or None.
+    device, eager, deterministic, amp, show
+        As in `fit`.
+
+    Returns
+    -------
+    list of Run
+        In the order of the networks.
+
+    Raises
+    ------
+    ValueError
+        If a list does not have one entry per network, or as in `fit`.
+
+    Examples
+    --------
+    >>> models = [build({"backbone": "conv_net", "width": 4}, seed=seed) for seed in (0, 1)]
+    >>> runs = fit_many(models, "digits", Recipe(steps=10, optimizer="adam", lr=1e-3), show=False)
+    >>> [run.step for run in runs]
+    [10, 10]
     """
+    if not isinstance(models, list | tuple) or not all(isinstance(model, nn.Module) for model in models):
+        raise ValueError(f"models must be a list of networks, got a {type(models).__name__}")
     n = len(models)
     sets = [as_images(one) for one in data] if isinstance(data, list) else [as_images(data)] * n
-    values = [recipes] * n if isinstance(recipes, Recipe) else list(recipes)
+    listed = [recipes] * n if isinstance(recipes, Recipe | str) else recipes
+    values = [as_recipe(recipe) for recipe in listed]
     outs = [None] * n if out is None else [None if o is None else Path(o) for o in out]
     for name, given in (("data", sets), ("recipes", values), ("out", outs)):
         if len(given) != n:
             raise ValueError(f"{name} must have one entry per model, {n}, got {len(given)}")
-    runs = [Run(m, r, o, teacher=teacher if r.distill else None) for m, r, o in zip(models, values, outs)]
+    held = None if validation is None else as_images(validation, split="test")
+    runs = []
+    for model, images, recipe, folder in zip(models, sets, values, outs):
+        warn_of_labels_from_1(model, images)
+        measured = make_validation(held, keep_best, patience, validate_every, recipe, folder)
+        runs.append(Run(model, recipe, folder, teacher=teacher if recipe.distill else None, validation=measured))
     options = Options(device=device, eager=eager, deterministic=deterministic, amp=amp)
     for error in _together(runs, sets, options, show=show).values():
         raise error
@@ -78,9 +123,9 @@ def fit_many(
 
 
 def _together(runs: list[Run], sets: list[ImageData], options: Options, *, show: bool) -> dict[int, Exception]:
-    """Train in turn, one step each. One that fails leaves the others at work: what went wrong, by number.
+    """Train in turn, one step each, and return the errors of those that fail, by number; the others go on.
 
-    Ctrl-C stops each after its step, saved as `fit` would; a second one stops at once.
+    Ctrl-C stops each after its step and saves it as `fit` would; a second one stops at once.
     """
     failures: dict[int, Exception] = {}
     if not runs:
@@ -136,14 +181,26 @@ def _together(runs: list[Run], sets: list[ImageData], options: Options, *, show:
 class Job:
     """One network to train and to measure.
 
-    Args:
-        name: of its files.
-        model: a config for `mmlda.models.build`.
-        recipe: how to train.
-        data: a name or folder for `mmlda.data.load`, or a training set, of which `part` says what to measure on.
-        part: which part of it: None for train and test as they are, ("fold", k, of, seed) for cross-validation on
-            the training set, or ("biased", (alpha, ...), seed) for both sets.
-        root: where the data lies, on the machine the job runs on.
+    Parameters
+    ----------
+    name
+        Name of its files.
+    model
+        A config for `mmlda.models.build`.
+    recipe
+        How to train.
+    data
+        A name or folder for `mmlda.data.load`, or a training set, of which `part` selects the images to measure on.
+    part
+        None for train and test set as they are, ("fold", k, of, seed) for cross-validation on the training set, or
+        ("biased", (alpha, ...), seed) for class-biased subsets of both.
+    root
+        Folder of the datasets on the machine the job runs on.
+
+    Raises
+    ------
+    ValueError
+        If the name cannot name a file, or `part` does not fit the data.
     """
 
     name: str
@@ -182,12 +239,12 @@ def _tuples(value: Any) -> Any:
 
 @functools.lru_cache(maxsize=1)
 def _loaded(data: str, root: str | None) -> tuple[ImageData, ImageData]:
-    """A list of jobs is mostly about one data set: read it once."""
+    """Read a dataset once: most lists of jobs use one."""
     return datasets.load(data, root)
 
 
 def run_jobs(jobs: Sequence[Job], *, device: str = "cpu", folder: Path | None = None) -> list[dict[str, Any]]:
-    """Do some jobs at the same time; their records, each with its `network` in the safetensors format.
+    """Run some jobs at the same time; their records, each with its `network` in the safetensors format.
 
     The record of a job that failed has its name and the `error`.
     """
@@ -236,7 +293,7 @@ def _record(job: Job, run: Run, train: ImageData, test: ImageData, device: str) 
 
 
 def _about(job: Job) -> dict[str, Any]:
-    """The job itself as JSON; without `root`, which is a matter of the machine."""
+    """The job itself as JSON, without `root`, which depends on the machine."""
     data = job.data if isinstance(job.data, str) else {"name": job.data.name, "sha256": job.data.digest()}
     value = dataclasses.asdict(dataclasses.replace(job, data="")) | {"data": data}
     value.pop("root")
@@ -261,7 +318,7 @@ def _finished(job: Job, folder: Path) -> dict[str, Any] | None:
 
 
 def _keep(record: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Write a job's files: the network first, since the record is what says that the job is done."""
+    """Write a job's files: the network first, since the record marks the job as done."""
     record = dict(record)
     network = record.pop("network", None)
     if network is not None:
@@ -271,19 +328,19 @@ def _keep(record: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def in_hand(folder: Path, name: str) -> FileLock:
-    """Take a job in hand, or wait until the process that has it is done or dead."""
+    """Lock a job, or wait until the process that is running it has ended."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / f".{name}.lock")
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        print(f"{name}: waiting for another process that has it in hand", file=sys.stderr, flush=True)
+        print(f"{name}: waiting for another process that is running it", file=sys.stderr, flush=True)
         lock.acquire()
     return lock
 
 
 class JobsFailed(RuntimeError):
-    """Some jobs of a sweep failed; the results of the others are there."""
+    """Some jobs of a sweep failed; the results of the others are kept."""
 
 
 def sweep(
@@ -295,14 +352,38 @@ def sweep(
     ray: str | None = None,
     show: bool = True,
 ) -> list[dict[str, Any]]:
-    """Do the jobs whose result is not in `out` yet, whole; the records of all, in the order of the list.
+    """Run the jobs whose result is not in `out` yet.
 
-    They run here, `at_once` at the same time (see `fit_many`), and one that was killed resumes from its checkpoint.
-    With `ray`, an address or "local" or "auto", they go to the workers of a Ray cluster instead (extra
-    `mmlda[ray]`), each with one CPU, or one GPU where `device` is "cuda"; the files are written here as jobs end.
-    A job that fails, be it in its data, its network or its training, does not keep the others from their end; then
-    a `JobsFailed` names those that failed. Two processes may sweep the same list in the same folder: a job that one
-    has in hand is waited for by the other.
+    A job that was killed resumes from its checkpoint. A job that fails does not stop the others. Two processes may
+    sweep the same list in the same folder: each waits for the jobs that the other is running.
+
+    Parameters
+    ----------
+    jobs
+        The jobs; their names must differ.
+    out
+        Folder for the results: `<name>.json` and `<name>.safetensors` per job.
+    device
+        Where to train.
+    at_once
+        Networks to train at the same time, see `fit_many`.
+    ray
+        An address, "local" or "auto": run on the workers of a Ray cluster instead (extra `mmlda[ray]`), with one CPU
+        per job, or one GPU if `device` is "cuda". The files are written here as jobs end.
+    show
+        Show progress.
+
+    Returns
+    -------
+    list of dict
+        The records of all jobs, in the order of the list.
+
+    Raises
+    ------
+    JobsFailed
+        At the end, if jobs failed; it names them.
+    ValueError
+        If two jobs have the same name, or `out` holds the result of another job of this name.
     """
     folder, jobs = Path(out), list(jobs)
     if len({job.name for job in jobs}) != len(jobs):
@@ -328,11 +409,11 @@ def sweep(
 
 
 def _here(jobs: list[Job], folder: Path, device: str, at_once: int) -> Iterable[dict[str, Any]]:
-    """Do jobs; one that another process has in hand is waited for, and taken as that process leaves it."""
+    """Run jobs; wait for one that another process is running, and use its result."""
     for start in range(0, len(jobs), at_once):
         part = jobs[start : start + at_once]
         with ExitStack() as stack:
-            for name in sorted(job.name for job in part):  # in one order everywhere, so that nobody waits in a circle
+            for name in sorted(job.name for job in part):  # in one order everywhere, to avoid deadlock
                 stack.callback(in_hand(folder, name).release)
             done = {job.name: record for job in part if (record := _finished(job, folder)) is not None}
             yield from done.values()
@@ -370,8 +451,8 @@ def fold_jobs(
 
 def cross_validate(
     data: Any,
-    recipe: Recipe,
-    C: Iterable[float],
+    recipe: Recipe | str,
+    C: float | Iterable[float],
     folds: int = 5,
     *,
     model: dict[str, Any] | None = None,
@@ -379,22 +460,52 @@ def cross_validate(
     root: str | None = None,
     **how: Any,
 ) -> list[dict[str, Any]]:
-    """Error against C on held-out folds of the training set (Fig. 5): one entry for each C, with its folds.
+    """Measure the error for each C on held-out folds of the training set (Fig. 5).
 
-    Errors are shares of the held-out images.
+    Parameters
+    ----------
+    data
+        A name or folder for `mmlda.data.load`, or a training set: an `ImageData`, a pair (x, y), a `Dataset`.
+    recipe
+        How to train: a `Recipe`, or the name of one in `mmlda.RECIPES`.
+    C
+        The values to try, or one.
+    folds
+        Number of folds, at least 2.
+    model
+        A config for `mmlda.models.build`; by default the paper's network for images of this size.
+    out
+        Folder of the sweep, which makes it resumable.
+    root
+        Where the datasets are, see `mmlda.data.load`.
+    how
+        `device`, `at_once`, `ray` and `show`, see `sweep`.
 
-    Args:
-        data: a name or folder for `mmlda.data.load`, or a training set: an `ImageData`, a pair (x, y), a `Dataset`.
-        model: a config for `mmlda.models.build`; by default the paper's network for images of this size.
-        out: folder of the sweep, which makes it resumable; without it everything is done in one go.
-        how: `device`, `at_once`, `ray` and `show`, see `sweep`.
+    Returns
+    -------
+    list of dict
+        Per C: "C", "log10_C", "errors" (shares of the held-out images, one per fold), "mean", "std", "folds", "steps".
+
+    Raises
+    ------
+    ValueError
+        If C is not positive, or there are fewer than 2 folds.
+    JobsFailed
+        If a training fails.
+
+    Examples
+    --------
+    >>> recipe = Recipe(steps=5, optimizer="adam", lr=1e-3)
+    >>> [row["C"] for row in cross_validate("digits", recipe, C=[10, 100], folds=2, show=False)]
+    [10.0, 100.0]
     """
     check_count("folds", folds, 2)
+    recipe, values = as_recipe(recipe), C if isinstance(C, Iterable) and not isinstance(C, str) else [C]
+    C = [check_positive("C", c) for c in values]
     data = str(data) if isinstance(data, str | Path) else as_images(data)
     if model is None:
         train = datasets.load(data, root)[0] if isinstance(data, str) else data
         model = network_for("mmlda", train)
-    C = [float(c) for c in C]
     jobs = fold_jobs(data, recipe, C, folds, model=model, root=root)
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory()) if out is None else out

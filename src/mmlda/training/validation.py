@@ -22,7 +22,7 @@ __all__ = ["Validation"]
 
 @dataclass
 class Validation:
-    """A validation set, what its accuracy decides, and the best so far.
+    """A validation set, what its accuracy determines, and the best measurement so far.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class Validation:
     keep_best
         Keep the weights of the best measurement, which become the network at the end.
     patience
-        Stop after so many measurements in a row without improvement; None never stops.
+        Stop after this many measurements in a row without improvement; None never stops.
     """
 
     data: ImageData
@@ -55,7 +55,7 @@ class Validation:
         return self.patience is not None and self.waited >= self.patience
 
     def describe(self) -> dict[str, Any]:
-        """What decides a run's result, for its run.json."""
+        """What determines a run's result, for its run.json."""
         about = {"images": len(self.data), "sha256": self.data.digest(), "every": self.every}
         return {**about, "keep_best": self.keep_best, "patience": self.patience}
 

@@ -27,6 +27,8 @@ FOLDER = Path(__file__).parent
 def names() -> list[str]:
     """The names of the networks that ship.
 
+    Examples
+    --------
     >>> "cifar10-mmlda" in names()
     True
     """
@@ -34,7 +36,18 @@ def names() -> list[str]:
 
 
 def about(name: str) -> dict[str, Any]:
-    """How a network was made and what was measured: its config, recipe, data, accuracy and versions."""
+    """Describe a network that ships: its config, recipe, data, class names, accuracy and versions.
+
+    Raises
+    ------
+    ValueError
+        If no network of this name ships.
+
+    Examples
+    --------
+    >>> about("mnist-mmlda")["data"]
+    'mnist'
+    """
     check_choice("name", name, names())
     return json.loads((FOLDER / f"{name}.json").read_text())
 
@@ -42,6 +55,13 @@ def about(name: str) -> dict[str, Any]:
 def trained_on(source: str | Path) -> dict[str, Any] | None:
     """The data a network was trained on: its name and, for a run, images and sha256; None if that is not known.
 
+    Parameters
+    ----------
+    source
+        The name of a network that ships, or the folder of a network.
+
+    Examples
+    --------
     >>> trained_on("mnist-sr")
     {'name': 'mnist'}
     """
@@ -55,28 +75,51 @@ def trained_on(source: str | Path) -> dict[str, Any] | None:
 
 
 def save(model: nn.Module, folder: str | Path) -> Path:
-    """Write a network to `folder/model.safetensors`, from which `load` reads it; return the file's path.
+    """Write a network to `folder/model.safetensors`, from which `load` reads it.
 
-    The file is written whole or not at all, and its header describes the network. A network with a backbone of your
-    own cannot be described: its weights are saved, and `load` needs a network to put them into, as `model`.
+    The file is written whole or not at all. Its header describes the network and names its classes. A backbone of your
+    own cannot be described: the weights are saved, and `load` needs a network to put them into, as `model`.
 
+    Parameters
+    ----------
+    model
+        The network.
+    folder
+        Where to write; it is created if necessary, and a network in it is replaced.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    ValueError
+        If `folder` is a file or holds a training run, whose network belongs to its checkpoints.
+
+    Examples
+    --------
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = save(load("mnist-mmlda"), folder)
     ...     type(load(folder)).__name__
     'Classifier'
     """
+    from mmlda._utils.training_data import remembered
     from mmlda.training import checkpoints
 
+    if not callable(getattr(model, "state_dict", None)):
+        raise invalid("model", "a network, such as a Classifier", model)
+    if not isinstance(folder, str | Path) or Path(folder).is_file():
+        raise invalid("folder", "a folder, to which model.safetensors is written", str(folder))
     if (Path(folder) / "run.json").exists():
         raise invalid("folder", "a folder without a training run", str(folder))
     try:
         config = model.config
     except (AttributeError, ValueError):
         config = None  # a backbone of the user's own
-    return checkpoints.save_weights(
-        Path(folder) / "model.safetensors", model.state_dict(), {"model": json.dumps(config)}
-    )
+    header = {"model": json.dumps(config), "data": json.dumps(remembered(model))}
+    return checkpoints.save_weights(Path(folder) / "model.safetensors", model.state_dict(), header)
 
 
 @overload
@@ -88,43 +131,74 @@ def load(source: str | Path, *, model: Network, device: torch.device | str | Non
 
 
 def load(source: str | Path, *, model: Any = None, device: torch.device | str | None = None) -> Any:
-    """A trained network in eval mode: one that ships, by name, or one from a folder of `mmlda.save` or a training run.
+    """Load a trained network, in eval mode.
 
-    A network with a backbone of your own is not described by its folder: pass such a network as `model`, and it gets
-    the weights.
+    Parameters
+    ----------
+    source
+        The name of a network that ships, or a folder written by `mmlda.save` or a training run.
+    model
+        A network that gets the weights: only for a backbone of your own, which its folder cannot describe.
+    device
+        Where to put the network; by default the CPU, or where `model` is.
 
+    Returns
+    -------
+    Classifier
+        Or `model`. Its `classes` are the class names of its training set, if the file has them.
+
+    Raises
+    ------
+    ValueError
+        If there is no such network, its files are damaged, or the weights do not fit `model`.
+
+    Examples
+    --------
     >>> import torch
     >>> model = load("mnist-mmlda")
     >>> model(torch.rand(2, 1, 28, 28)).shape
     torch.Size([2, 10])
     """
+    from mmlda._utils.training_data import recall
     from mmlda.models import build
     from mmlda.training import checkpoints
 
+    if not isinstance(source, str | Path):
+        raise _no_network(source)
     folder, path = Path(source), Path(source) / "model.safetensors"
     if str(source) in names():
-        config, path = about(str(source))["model"], FOLDER / f"{source}.safetensors"
+        card, path = about(str(source)), FOLDER / f"{source}.safetensors"
+        config, data = card["model"], card
     elif (folder / "run.json").is_file():
-        return checkpoints.load(folder, model=model, device=device)
+        try:
+            return checkpoints.load(folder, model=model, device=device)
+        except RuntimeError as error:
+            raise _misfit(folder, error) from None
     elif path.is_file():
-        config = _config(path)
+        config, data = _header(path)
     else:
-        raise invalid("source", f"a folder with a network, or one of {', '.join(names())}", str(source))
+        raise _no_network(str(source))
     if model is None:
         if config is None:
             raise invalid("model", "a network to put the weights into, as this one has a backbone of its own", None)
         model = build(config)
+    recall(model, data)
     return _filled(model, checkpoints.read_weights(path), path).to(device).eval()
 
 
-def _config(path: Path) -> dict[str, Any] | None:
-    """The description of the network in a file's header; None if there is none."""
+def _no_network(source: Any) -> ValueError:
+    return invalid("source", f"a folder with a network, or one of {', '.join(names())}", source)
+
+
+def _header(path: Path) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """The descriptions in a file's header: of the network, None if there is none, and of its training set."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, "pt") as file:
-            return json.loads((file.metadata() or {}).get("model", "null"))
-    except (SafetensorError, ValueError) as error:
+            header = file.metadata() or {}
+        return json.loads(header.get("model", "null")), dict(json.loads(header.get("data", "{}")))
+    except (SafetensorError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from None
 
 
@@ -132,22 +206,36 @@ def _filled(model: nn.Module, weights: dict[str, Tensor], path: Path) -> nn.Modu
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        first = str(error).splitlines()[1:2] or [str(error)]
-        raise ValueError(f"weights must fit the network, got {str(path)!r}: {first[0].strip()}") from None
+        raise _misfit(path, error) from None
     return model
+
+
+def _misfit(path: Path, error: RuntimeError) -> ValueError:
+    first = str(error).splitlines()[1:2] or [str(error)]
+    return ValueError(f"weights must fit the network, got {str(path)!r}: {first[0].strip()}")
 
 
 def user_network(
     name: str, weights: str | Path | None = None, *, device: torch.device | str | None = None
 ) -> nn.Module:
-    """A network of the user's own, in eval mode: what the function `package.module:function` returns.
+    """Import and call a function of the user's own that returns a network; the network, in eval mode.
 
-    The module is imported, also from the current folder, and the function is called without arguments.
+    Parameters
+    ----------
+    name
+        `package.module:function`. The module may be in the current folder; the function is called without arguments.
+    weights
+        Safetensors file to load into the network, such as a run's; by default the function has loaded them.
+    device
+        Where to put the network.
 
-    Args:
-        weights: safetensors file to load into the network; by default the function has done that.
+    Raises
+    ------
+    ValueError
+        If there is no such function, it needs arguments or returns no network, or the weights do not fit.
     """
     import importlib
+    import inspect
     import sys
 
     from torch import nn
@@ -163,14 +251,27 @@ def user_network(
         raise ValueError(f"model must name a module that can be imported, got {name!r} ({error})") from None
     if not callable(made):
         raise invalid("model", f"a function of the module {module}", name)
+    try:
+        inspect.signature(made).bind()
+    except TypeError as error:
+        raise ValueError(f"model must be a function without arguments, got {name!r} ({error})") from None
+    except ValueError:
+        pass  # a builtin without a signature
     network = made()
     if not isinstance(network, nn.Module):
         what = type(network).__name__
         raise ValueError(f"model must be a function that returns a torch.nn.Module, got {name!r}, which returns {what}")
     if weights is not None:
+        from mmlda._utils.training_data import recall
         from mmlda.training import checkpoints
 
-        if not Path(weights).is_file():
-            raise invalid("weights", "a safetensors file", str(weights))
-        _filled(network, checkpoints.read_weights(Path(weights)), Path(weights))
+        try:
+            tensors = checkpoints.read_weights(Path(weights))
+            folder = Path(weights).parent  # of a run, perhaps
+            run = (folder / "run.json").is_file()
+            recall(network, checkpoints.read_about(folder) if run else _header(Path(weights))[1])
+        except (OSError, ValueError) as error:
+            why = str(error).removeprefix(f"{weights}: ")
+            raise ValueError(f"weights must be a safetensors file, got {str(weights)!r} ({why})") from None
+        _filled(network, tensors, Path(weights))
     return network.to(device).eval()
