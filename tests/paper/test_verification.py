@@ -40,7 +40,7 @@ def table1(setup):
 
 @pytest.fixture(scope="session")
 def table3(setup):
-    return paper.table3(setup, targets=("untargeted",), search=(4, 100))[0]
+    return paper.table3(setup, targets=("untargeted",), search=(6, 60))[0]
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ POWER = 0.95
 
 # How many images may differ, as a share. In brackets, how many did: over all recomputed results, most in one result.
 CLEAN = 2e-4  # labels without an attack (0 of 24,500)
-ATTACKED = 0.02  # BIM (14 of 6,900, 10 of 1,000); the worst case and the views of the suspects (0 of 6,350)
+ATTACKED = 0.02  # BIM (14 of 6,900, 10 of 1,000), the worst case (0 of 110); C&W was not measured
 OTHERS = {
     "FGSM": 0.05,  # one step ends near the border (69 of 8,700, 9 of 300)
     "ILCM": 0.08,  # its target is the least likely class, of which there are near ties (93 of 6,600, 48 of 1,000)
@@ -68,7 +68,7 @@ class Agreement:
         the draw finds a hypergeometric number. 1.0 where none would be noticed.
 
         >>> Agreement(n=200, images=10_000, differ=0, lost=0, won=0, rate=CLEAN).limit
-        0.0305
+        0.031
         """
         from scipy.stats import hypergeom
 
