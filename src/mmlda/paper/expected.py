@@ -111,9 +111,12 @@ def faults_and_unchecked(record: Record, attack: attacks.Attack | None) -> tuple
         if field.name not in (*expected, "network_sha256", "outcomes", "schema"):  # these were compared on loading
             unchecked.append(field.name)
     unchecked += [f"numbers: {key}" for key in MEASURED if key in result.numbers]
-    if attack is None or isinstance(attack, attacks.CarliniWagner | attacks.FAB):
-        return tuple(faults), tuple(unchecked)
-    return tuple(faults), (*unchecked, "the distances of adversarial images")
+    if attack is not None:
+        only = "L-inf " if isinstance(attack, attacks.CarliniWagner | attacks.FAB) else ""
+        unchecked.append(f"the {only}distances of adversarial images")
+    if "confidence" in record.outcomes:
+        unchecked.append("the confidences")
+    return tuple(faults), tuple(unchecked)
 
 
 def _differences(result: Result, expected: Fields) -> Iterator[str]:
