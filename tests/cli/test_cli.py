@@ -254,11 +254,11 @@ def test_reproduce_verify_and_report_belong_together(tmp_path):
     found = json.loads(mmlda("reproduce", "table1", "--steps", 40, "--out", results, "--json").stdout)
     assert {r["kind"] for r in found} == {"table1", "claim"}
     one = results / "table1-digits-sr-0.json"
-    assert "agrees on 200 of its images" in mmlda("reproduce", "--verify", one).stdout
+    assert "agrees on 360 of its 360 images" in mmlda("reproduce", "--verify", one).stdout
     assert json.loads(mmlda("reproduce", "--verify", one, "--n", 50, "--json").stdout)["n"] == 50
     assert "results packed" in mmlda("pack", results).stdout and not one.exists()
     packed = results / "digits" / "table1.jsonl#table1-digits-sr-0"
-    assert "agrees on 200 of its images" in mmlda("reproduce", "--verify", packed).stdout
+    assert "agrees on 360 of its 360 images" in mmlda("reproduce", "--verify", packed).stdout
     address = mmlda("report", results, "-o", page).stdout.strip()
     assert address == page.resolve().as_uri() and "Table 1" in page.read_text(encoding="utf-8")
     outcomes = load_file(results / "digits" / "table1.safetensors")["table1-digits-sr-0/clean"]

@@ -17,7 +17,7 @@ from mmlda.data import stratified
 from mmlda.evaluation import robustness
 from mmlda.evaluation.robustness import adversarial_images, attack_images, describe_attack
 from mmlda.models import build
-from mmlda.paper.verification import _attack
+from mmlda.paper.expected import built_attack
 from mmlda.results import Result
 
 
@@ -174,7 +174,7 @@ def test_compiled_is_told_and_finds_the_same(model, digits, tmp_path, monkeypatc
 )
 def test_an_attack_comes_back_from_its_description(attack):
     described = json.loads(json.dumps(describe_attack(attack)))
-    assert describe_attack(_attack(described["name"], described["settings"])) == describe_attack(attack)
+    assert describe_attack(built_attack(described["name"], described["settings"])) == describe_attack(attack)
 
 
 def module_level_loss(model, x, y):

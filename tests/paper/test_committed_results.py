@@ -1,25 +1,28 @@
 """The results in the repository: whole, drawn as they are, and true where the data is here."""
 
+import dataclasses
 import importlib
 import re
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load
+from safetensors.torch import load, save
 
 import mmlda
 from mmlda.paper import numbers
+from mmlda.paper.expected import Record, attack_of, faults_and_unchecked
 from mmlda.paper.rows import ADAM, HAT, MMLDA, SAT, SR, SR_ADAM
 from mmlda.paper.suspects import verdicts
 from mmlda.paper.verification import verify
-from mmlda.results import SCHEMA, find_results, weights_digest, wilson
+from mmlda.results import SCHEMA, Result, find_results, weights_digest, wilson
 
 ROOT = Path(__file__).parents[2]
 FOUND = find_results(ROOT / "results")
 RESULTS = list(FOUND.values())
 KINDS = ("table1", "table2", "table3", "worst")  # with every image's outcome
-SHIPPED = {weights_digest(mmlda.load(name).state_dict()) for name in mmlda.zoo.names()}
+MODELS = {weights_digest((net := mmlda.load(name)).state_dict()): net for name in mmlda.zoo.names()}
+SHIPPED = dict(zip(MODELS, mmlda.zoo.names()))
 ROWS = (SR, SR_ADAM, SAT, HAT, MMLDA, ADAM)
 UNITS = {"", "share", "share difference", "distortion", "times", "cells", "comparisons", "log10(C)"}
 
@@ -105,7 +108,8 @@ def test_the_verdicts_on_suspects_follow_from_their_results(data, shipped):
     cells = [r for r in here if r.kind == "suspect" and bool(r.cell.get("shipped")) == shipped]
     if shipped:  # beside them the worst case of the same networks
         worst = [r for r in here if r.kind == "worst" and ships(r) and not r.recipe_settings["adversary"]]
-        cells += [r for r in worst if r.cell.update(view="worst case", shipped=True) is None and r.eps in numbers.EPS]
+        cell = {"view": "worst case", "shipped": True}
+        cells += [dataclasses.replace(r, cell={**r.cell, **cell}) for r in worst if r.eps in numbers.EPS]
     (claim,) = (r for r in here if r.claim == "suspects" and bool(r.cell.get("shipped")) == shipped)
 
     def key(item):
@@ -131,6 +135,35 @@ def test_a_number_is_true_where_the_data_is_here(file):
     if mmlda.data.find(result.dataset) is None:
         pytest.skip(f"{result.dataset} is not here: mmlda data fetch {result.dataset}")
     assert verify(ROOT / "results" / file, n=20, seed=0).agrees
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("data", numbers.DATASETS)
+def test_every_field_that_follows_from_others_is_right_where_the_data_is_here(data):
+    if mmlda.data.find(data) is None:
+        pytest.skip(f"{data} is not here: mmlda data fetch {data}")
+    test, seen = mmlda.data.load(data)[1], 0
+    for result in RESULTS:
+        if result.dataset == data and result.kind in (*KINDS, "suspect") and ships(result):
+            images, key = test.subset(slice(result.n)), result.network_sha256
+            record = Record(result, MODELS[key], SHIPPED[key], images, outcomes(result))
+            assert faults_and_unchecked(record, attack_of(result))[0] == (), result.name
+            seen += 1
+    assert seen > 100
+
+
+@pytest.mark.long
+def test_a_forged_table_is_found_out_where_the_data_is_here(tmp_path):
+    if mmlda.data.find("mnist") is None:
+        pytest.skip("mnist is not here: mmlda data fetch mnist")
+    labels = mmlda.data.load("mnist")[1].labels
+    (true,) = (r for r in RESULTS if r.name == "table1-mnist-sr-0")
+    made = Result.counted(0, 10_000, name="x", kind="", what="")
+    forged = dataclasses.replace(
+        true, value=made.value, interval=made.interval, numbers={"balanced_accuracy": 1.0}, holds=False
+    ).save(tmp_path, save({"clean": labels.to(torch.uint8)}))
+    found = verify(tmp_path / f"{forged.name}.json")
+    assert not found.agrees and not found.faults and found.labels.lost == round(true.value * 10_000)
 
 
 def recounted(result, columns, train, test):

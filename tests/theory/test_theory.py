@@ -6,7 +6,7 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.stats import multivariate_normal, norm
 
@@ -77,7 +77,22 @@ def test_distance_without_distance():
 def test_no_nan_anywhere(delta, zeta, p):
     assert theory.expected_distance(delta, zeta) >= math.sqrt(2 / math.pi) * (1 - 1e-15)
     assert not math.isnan(theory.expected_distance_derivative(delta, zeta))
-    assert 0 <= theory.relative_efficiency(zeta, delta, p) <= 1 + 1e-6
+    assert 0 <= theory.relative_efficiency(zeta, delta, p) <= 1
+
+
+@settings(deadline=None)
+@given(delta=st.floats(0, 1e308), zeta=st.floats(-1e308, 1e308), p=st.sampled_from([1, 5, math.inf]))
+@example(delta=1.0, zeta=1e16, p=1)
+@example(delta=1e160, zeta=0.0, p=2)
+@example(delta=1e160, zeta=1e308, p=math.inf)
+def test_efficiency_is_a_share_at_any_scale(delta, zeta, p):
+    assert 0 <= theory.relative_efficiency(zeta, delta, p) <= 1
+
+
+@pytest.mark.parametrize("delta", [1e6, 1e8, 1e100, 1e150])
+def test_efficiency_where_one_class_begins_to_win_everywhere(delta):
+    # the boundary is at the mean of the rarer class, of which half is lost
+    assert theory.relative_efficiency(delta**2 / 2, delta, math.inf) == pytest.approx(0.5, rel=1e-5)
 
 
 def test_no_overflow_warning_and_finite_at_ten_thousand():

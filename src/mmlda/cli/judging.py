@@ -234,7 +234,7 @@ def reproduce(
         option(
             "Verification",
             metavar="RESULT",
-            help="Recompute N images (default: 200) of NAME.json or TABLE.jsonl#NAME, and compare.",
+            help="Recompute N images of NAME.json or TABLE.jsonl#NAME, and compare all it says.",
         ),
     ] = None,
     network: Annotated[
@@ -253,8 +253,9 @@ def reproduce(
     if verify is not None:
         from mmlda.paper.verification import verify as check
 
-        found = check(verify, n=200 if n is None else n, network=network, root=root, device=pick(device))
+        found = check(verify, n=n, network=network, root=root, device=pick(device))
         told = {"agrees": found.agrees, "result": str(verify), "claimed": found.result.value}
+        told |= {"n": found.n, "limit": found.limit}
         show(dataclasses.asdict(found) | told, found, as_json)
         if not found.agrees:
             raise typer.Exit(1)

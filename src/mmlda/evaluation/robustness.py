@@ -234,12 +234,12 @@ def _result(
         attack_steps=settings.get("steps"),
         seed=attack.seed,
         seconds=sum(float(part["seconds"]) for part in parts),
-        numbers={**_summary(joined, right, labels), "zero_gradient": sum(zero) / n if zero else None, **doubts},
+        numbers={**summary(joined, right, labels), "zero_gradient": sum(zero) / n if zero else None, **doubts},
         **about,
     )
 
 
-def _summary(joined: dict[str, Tensor], right: Tensor, labels: Tensor) -> dict[str, float | None]:
+def summary(joined: dict[str, Tensor], right: Tensor, labels: Tensor) -> dict[str, float | None]:
     """Shares over all images; distances over those that were right and are broken.
 
     "plain_accuracy" also counts an image that was wrong before and is right under attack.

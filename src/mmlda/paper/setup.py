@@ -214,8 +214,7 @@ def tuned_for(setup: Setup, net: Net, cells: Sequence[Cell]) -> dict[Cell, Net]:
     names: dict[Cell, str] = {}
     for row, attack, eps in cells:
         kind = attack.lower()
-        recipe = hat(kind, steps=steps) if row == HAT else sat(kind, eps, steps=steps)
-        recipe = dataclasses.replace(recipe, pad=net.recipe.pad, flip=net.recipe.flip, seed=net.seed)
+        recipe = tuning_recipe(net.recipe, row, kind, eps, steps=steps, seed=net.seed)
         words = [net.name, slug(row.label(setup.data)), kind, *([] if row == HAT else [f"{eps:g}"])]
         name = names[row, attack, eps] = "-".join(words)
         if name not in nets:
@@ -224,6 +223,12 @@ def tuned_for(setup: Setup, net: Net, cells: Sequence[Cell]) -> dict[Cell, Net]:
     for start in range(0, len(made), setup.at_once):
         _tune(setup, made[start : start + setup.at_once])
     return {cell: nets[name] for cell, name in names.items()}
+
+
+def tuning_recipe(base: Recipe, row: Row, kind: str, eps: float, *, steps: int, seed: int) -> Recipe:
+    """How a network that was trained by `base` is fine-tuned for a row, SAT or HAT, on an attack such as "bim"."""
+    recipe = hat(kind, steps=steps) if row == HAT else sat(kind, eps, steps=steps)
+    return dataclasses.replace(recipe, pad=base.pad, flip=base.flip, seed=seed)
 
 
 def _tune(setup: Setup, nets: list[Net]) -> None:

@@ -22,7 +22,7 @@ from mmlda.audit import default_eps
 from mmlda.data import ImageData
 from mmlda.evaluation.robustness import describe_attack, predictions
 from mmlda.paper import numbers
-from mmlda.paper.rows import MMLDA, SR, Row, plain_rows
+from mmlda.paper.rows import MMLDA, SR, Fields, Row, plain_rows
 from mmlda.paper.setup import MOST, Net, Setup, claim, kept, named, networks, required, slug, train, trained
 from mmlda.paper.worst import AUDITED, audited
 from mmlda.results import Result, label, traced
@@ -75,7 +75,7 @@ def suspects(setup: Setup, rows: Sequence[Row] | None = None) -> list[Result]:
     if setup.shipped:
         return _shipped(setup)
     seed = setup.seeds[0]
-    jobs = {row: _job(setup, row, seed) for row in rows or suspect_rows(setup.data)}
+    jobs = {row: suspect_job(setup, row, seed) for row in rows or suspect_rows(setup.data)}
     train(setup, list(jobs.values()), "suspects")
     nets = [Net(trained(setup, job, "suspects"), job.name, row, seed, job.recipe) for row, job in jobs.items()]
     results: list[Result] = []
@@ -105,7 +105,7 @@ def _shipped(setup: Setup) -> list[Result]:
     return [*results, _judged(setup, results, verdicts([*results, *worst]))]
 
 
-def _job(setup: Setup, row: Row, seed: int) -> Job:
+def suspect_job(setup: Setup, row: Row, seed: int) -> Job:
     change, other = VARIANTS.get(row.variant or "", ({}, {}))
     recipe = setup.recipe(row, seed)
     if "steps" in other:
@@ -126,43 +126,56 @@ def _cell(
     attack may also make a wrong image right. A network with the same weights as one of the `others` has its results.
     """
     kind = type(attack).__name__
-    words, name = named(setup, net, "suspect", slug(view), kind.lower(), f"{eps:g}")
     n = setup.images(MOST)
-    if (found := kept(setup, name, net, n)) is not None:
+    fields = suspect_fields(setup, net, view, attack, eps, n)
+    if (found := kept(setup, fields["name"], net, n)) is not None:
         return found
-    fields = net.fields(setup.data)
-    fields["cell"] = {**fields["cell"], "view": view}
-    fields["what"] = f"accuracy of {words} under {kind} at {eps:g} on {setup.data}, {view}"
     for other in others:
         if other.network_sha256 == net.digest() and (other.cell["view"], other.attack, other.eps) == (view, kind, eps):
             note = f"{other.note}; the network has the very weights of {label(other)}, whose result this is"
-            twin = dataclasses.replace(other, **{**fields, "name": name, "note": note, "network": net.name})
+            twin = dataclasses.replace(other, **{**fields, "note": note, "network": net.name})
             return twin.save(setup.out, other.read_outcomes(setup.out))
     data, begin = setup.sets()[1].subset(slice(n)), time.perf_counter()
-    x_adv, zero = _attacked(net.model, data, attack, view, setup.device)
+    x_adv, zero = attacked_in_view(net.model, data, attack, view, setup.device)
     both = (data, dataclasses.replace(data, images=x_adv))
     clean, guess = (predictions(net.model, images, device=setup.device) for images in both)
-    settings = describe_attack(attack)["settings"]
     return Result.counted(
         int((guess == data.labels.cpu()).sum()),
         n,
-        name=name,
-        kind="suspect",
-        paper=numbers.table2(setup.data, SR if net.row.head == "softmax" else MMLDA, kind, eps),
-        note=dataclasses.replace(setup, steps=None if setup.shipped else net.recipe.steps).note(n=n),
         seconds=time.perf_counter() - begin,
         numbers={"zero_gradient": zero},
-        attack=kind,
-        eps=eps,
-        attack_settings=settings,
-        attack_steps=settings.get("steps"),
         **fields,
         **traced(net.model, data, setup.device, net.name),
     ).save(setup.out, packed({"clean": clean.to(torch.uint8), "prediction": guess.to(torch.uint8)}))
 
 
-def _attacked(
-    model: nn.Module, data: ImageData, attack: attacks.Attack, view: str, device: str
+def suspect_fields(setup: Setup, net: Net, view: str, attack: attacks.Attack, eps: float, n: int) -> Fields:
+    """What a result of a suspect says about itself."""
+    kind, settings = type(attack).__name__, describe_attack(attack)["settings"]
+    words, name = named(setup, net, "suspect", slug(view), kind.lower(), f"{eps:g}")
+    fields = net.fields(setup.data)
+    fields["cell"] = {**fields["cell"], "view": view}
+    return {
+        **fields,
+        "name": name,
+        "kind": "suspect",
+        "what": f"accuracy of {words} under {kind} at {eps:g} on {setup.data}, {view}",
+        "paper": numbers.table2(setup.data, SR if net.row.head == "softmax" else MMLDA, kind, eps),
+        "note": dataclasses.replace(setup, steps=None if net.row.shipped else net.recipe.steps).note(n=n),
+        "attack": kind,
+        "eps": eps,
+        "attack_settings": settings,
+        "attack_steps": settings.get("steps"),
+    }
+
+
+def attacked_in_view(
+    model: nn.Module,
+    data: ImageData,
+    attack: attacks.Attack,
+    view: str,
+    device: torch.device | str,
+    index: Tensor | None = None,
 ) -> tuple[Tensor, float | None]:
     """The adversarial images as float32, and the share of images where the gradient was exactly 0 at the start."""
     dtype = torch.float64 if "float64" in view else torch.float32
@@ -176,7 +189,7 @@ def _attacked(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the model seems to return prob")  # that is what the view is about
         warnings.simplefilter("ignore", attacks.AttackWarning)  # the share of zero gradients is part of the result
-        found = dataclasses.replace(attack, batch_size=500)(seen, x, y, show=False)
+        found = dataclasses.replace(attack, batch_size=500)(seen, x, y, index=index, show=False)
     return found.x_adv.float().cpu(), found.zero_gradient
 
 

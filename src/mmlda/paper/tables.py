@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import load
+from torch import Tensor
 
 from mmlda import attacks
 from mmlda._utils.tensors import packed
@@ -44,14 +45,10 @@ def _test_error(setup: Setup, net: Net) -> Result:
     test, begin = setup.sets()[1], time.perf_counter()
     guess = predictions(net.model, test, device=setup.device)
     found = shares(guess, test.labels.cpu(), test.num_classes)
-    words, name = named(setup, net, "table1")
     result = Result.counted(
         int((guess != test.labels.cpu()).sum()),
         found.n,
-        name=name,
-        kind="table1",
-        what=f"test error of {words} on {setup.data}",
-        note=setup.note(),
+        **table1_fields(setup, net),
         seconds=time.perf_counter() - begin,
         numbers={"balanced_accuracy": found.balanced},
         **net.fields(setup.data),
@@ -59,6 +56,13 @@ def _test_error(setup: Setup, net: Net) -> Result:
     )
     result = beside(result, numbers.TABLE1.get((setup.data, net.row)))
     return result.save(setup.out, packed({"clean": guess.to(torch.uint8)}))
+
+
+def table1_fields(setup: Setup, net: Net) -> Fields:
+    """What a result of Table 1 says about itself."""
+    words, name = named(setup, net, "table1")
+    what = f"test error of {words} on {setup.data}"
+    return {"name": name, "kind": "table1", "what": what, "note": setup.note()}
 
 
 def table1_claims(setup: Setup, results: Sequence[Result]) -> list[Result]:
@@ -128,14 +132,19 @@ def _tuned_rows(setup: Setup, net: Net, cells: Sequence[Cell]) -> list[Result]:
 def _table2_cell(setup: Setup, net: Net, attack: attacks.Attack, note: str = "") -> Result:
     kind, eps = type(attack).__name__, attack.eps  # type: ignore[attr-defined]
     n = setup.images(MOST if kind == "JSMA" else None)
+    result, outcomes, _ = attacked(setup, net, attack, n=n, **table2_fields(setup, net, attack, n, note))
+    return beside(result, numbers.table2(setup.data, net.row, kind, eps)).save(setup.out, outcomes)
+
+
+def table2_fields(setup: Setup, net: Net, attack: attacks.Attack, n: int, note: str = "") -> Fields:
+    """What a result of Table 2 says about itself."""
+    kind, eps = type(attack).__name__, attack.eps  # type: ignore[attr-defined]
     surface, target = (attack.surface, str(attack.target)) if isinstance(attack, attacks.JSMA) else ("", "")
     parts = filter(None, [kind.lower(), f"{eps:g}", surface, target])
     words, name = named(setup, net, "table2", *parts, attack=kind)
     what = f"accuracy of {words} under {kind} at {eps:g} on {setup.data}"
     place = {"target": target, "cell": {"surface": surface} if surface else {}}
-    about: Fields = {"name": name, "kind": "table2", "what": what, "n": n, "note": setup.note(note, n=n), **place}
-    result, outcomes, _ = attacked(setup, net, attack, **about)
-    return beside(result, numbers.table2(setup.data, net.row, kind, eps)).save(setup.out, outcomes)
+    return {"name": name, "kind": "table2", "what": what, "note": setup.note(note, n=n), **place}
 
 
 # ------------------------------------------------------------------------------------------------------- Table 3
@@ -155,24 +164,38 @@ def table3(
 
 def carlini(setup: Setup, net: Net, target: str, search: tuple[int, int]) -> tuple[Result, bytes, Path]:
     """One cell of Table 3: the result, every image's outcome, and the folder with the images."""
-    towards, (rounds, steps) = None if target == "untargeted" else target, search
-    attack = attacks.CarliniWagner(search_steps=rounds, steps=steps, target=towards)
-    (words, name), n = named(setup, net, "table3", target, attack="CarliniWagner"), setup.images(MOST)
-    budget = "" if search == PAPERS_SEARCH else f"C&W at {rounds} x {steps}, not 9 x 10000"
-    what = f"mean smallest C&W distortion ({target}) of {words} on {setup.data}"
-    about: Fields = {"name": name, "kind": "table3", "what": what, "unit": "distortion", "target": target}
-    result, outcomes, folder = attacked(setup, net, attack, n=n, note=setup.note(budget, n=n), **about)
-    distortion, linf = (_broken(setup, outcomes, key) for key in ("distortion", "linf"))
-    mean, interval = mean_interval(distortion) if len(distortion) else (None, None)
-    near = float((linf <= 0.04 + 2e-5).mean()) if len(linf) else None
+    attack, n = cw_attack(target, search), setup.images(MOST)
+    result, outcomes, folder = attacked(setup, net, attack, n=n, **table3_fields(setup, net, target, search, n))
+    labels = setup.sets()[1].labels[:n].cpu()
+    mean, interval, near = smallest_distances(load(outcomes), labels)
     more = {**result.numbers, "accuracy": result.value, "share_linf_0.04": near}
     result = dataclasses.replace(result, value=mean, interval=interval, numbers=more)
     return beside(result, numbers.TABLE3.get((setup.data, net.row))), outcomes, folder
 
 
-def _broken(setup: Setup, outcomes: bytes, key: str) -> np.ndarray:
-    """A distance of each image that was right and was broken."""
-    return load(outcomes)[key].double().numpy()[np.isfinite(_distances(setup, outcomes))]
+def cw_attack(target: str, search: tuple[int, int]) -> attacks.CarliniWagner:
+    """The attack of Table 3."""
+    towards, (rounds, steps) = None if target == "untargeted" else target, search
+    return attacks.CarliniWagner(search_steps=rounds, steps=steps, target=towards)
+
+
+def table3_fields(setup: Setup, net: Net, target: str, search: tuple[int, int], n: int) -> Fields:
+    """What a result of Table 3 says about itself."""
+    words, name = named(setup, net, "table3", target, attack="CarliniWagner")
+    what = f"mean smallest C&W distortion ({target}) of {words} on {setup.data}"
+    note = setup.note("" if search == PAPERS_SEARCH else f"C&W at {search[0]} x {search[1]}, not 9 x 10000", n=n)
+    return {"name": name, "kind": "table3", "what": what, "unit": "distortion", "target": target, "note": note}
+
+
+def smallest_distances(
+    columns: dict[str, Tensor], labels: Tensor
+) -> tuple[float | None, tuple[float, float] | None, float | None]:
+    """Mean distortion of images that were right and were broken, its interval, and the share within L-inf 0.04."""
+    broken = columns["success"] & (columns["clean"] == labels)
+    if not broken.any():
+        return None, None, None
+    distortion, linf = (columns[key][broken].double().numpy() for key in ("distortion", "linf"))
+    return *mean_interval(distortion), float((linf <= 0.04 + 2e-5).mean())
 
 
 def _distances(setup: Setup, outcomes: bytes) -> np.ndarray:

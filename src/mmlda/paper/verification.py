@@ -1,10 +1,10 @@
-"""Whether a committed number is true: recompute a part of the images behind it and compare, image by image."""
+"""Whether a committed number is true: recompute a part of the images behind it, and compare all that it says."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-import math
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,95 +16,100 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mmlda import attacks, zoo
-from mmlda._utils.checks import check_count
-from mmlda.data import ImageData, load, stratified
+from mmlda._utils.checks import check_choice, check_count
+from mmlda.data import CLASSES, ImageData, load, stratified
 from mmlda.evaluation.robustness import predictions
 from mmlda.models import build
-from mmlda.results import Result, head_of, weights_digest, wilson
+from mmlda.paper.agreement import Agreement, honest_rate
+from mmlda.paper.expected import Outcomes, Record, attack_of, faults_and_unchecked
+from mmlda.paper.suspects import attacked_in_view
+from mmlda.results import Result, weights_digest
 
-CLEAN = 0.99  # share of images that must have the same label without an attack: devices round differently
-HELD = 0.9  # share that must hold or break alike: an attack's path depends on rounding, TF32's above all
-CHOSEN = 0.8  # the same for JSMA, which chooses a pixel a step: where rounding makes it another, so is all that follows
-CHANCE = 1e-3  # how improbable it may be that images change sides as often one way as the other
-COUNTED = 1e-3  # how far, as a share, the value may be from that of its outcomes, whose distances are in half precision
-DISTANCE = 0.02  # how far the mean distance over images broken both times may be off, for minimum-norm attacks
-Outcomes = dict[str, Tensor]  # the columns behind a result
-ATTACKED = ("table2", "table3", "worst")  # kinds of results that are about an attack
+KINDS = ("table1", "table2", "table3", "worst", "suspect", "evaluation")  # with an outcome for each image
+FAST = ("FGSM", "BIM", "ILCM")
+MINIMUM_NORM = (attacks.CarliniWagner, attacks.FAB)
+DISTANCE = 0.02  # how far their mean distance over images broken both times may be off
+FAR = 0.1  # and that of one image, which else counts as another outcome
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What came out of recomputing `n` of the images behind a result, drawn at random with `seed`."""
+    """What came out of recomputing images behind a result, drawn at random with `seed`.
+
+    Attributes
+    ----------
+    labels, outcomes
+        How the clean labels and the outcomes under the attack agree; no outcomes without an attack.
+    distance
+        Recomputed over claimed mean L2 of images broken both times, for minimum-norm attacks.
+    faults
+        Where the result does not say what its table, network, data and outcomes make it say.
+    unchecked
+        What was not compared.
+    """
 
     result: Result
-    n: int
     seed: int
-    faults: tuple[str, ...]  # where what the result says of itself does not fit
-    counted: float | None  # the value again, from the outcomes of all the images
-    same_label: float  # share of images with the same clean prediction
-    same_outcome: float | None  # share that hold or break alike under the attack
-    changed: tuple[int, int]  # images that held and are broken now, and that were broken and hold now
-    distance: float | None  # recomputed over claimed mean L2 of images broken both times
+    labels: Agreement
+    outcomes: Agreement | None
+    distance: float | None
+    faults: tuple[str, ...]
+    unchecked: tuple[str, ...]
+
+    @property
+    def n(self) -> int:
+        """Number of recomputed images."""
+        return self.labels.n
+
+    @property
+    def limit(self) -> float:
+        """The smallest false change, as a share of the images, that would be noticed with a probability of 95%."""
+        return (self.outcomes or self.labels).limit
 
     @property
     def agrees(self) -> bool:
-        value = self.result.value
-        alike = CHOSEN if self.result.attack == "JSMA" else HELD
-        return (
-            not self.faults
-            and isinstance(value, int | float)
-            and self.counted is not None
-            and abs(self.counted - value) <= max(1e-8, COUNTED * abs(value))
-            and self.same_label >= CLEAN
-            and (self.same_outcome is None or self.same_outcome >= alike)
-            and one_sided(*self.changed) >= CHANCE
-            and (self.distance is None or abs(self.distance - 1) <= DISTANCE)
-        )
+        """Whether rounding explains every difference."""
+        alike = self.labels.holds and (self.outcomes is None or self.outcomes.holds)
+        return alike and not self.faults and (self.distance is None or abs(self.distance - 1) <= DISTANCE)
 
     def __str__(self) -> str:
         verdict = "agrees" if self.agrees else "DOES NOT AGREE"
-        text = f"{self.result.name}: {verdict} on {self.n} of its images (drawn with seed {self.seed}); "
-        claimed, counted = (_shown(value, self.result.unit) for value in (self.result.value, self.counted))
-        text += f"claimed {claimed}, counted {counted} from its outcomes; "
-        text += f"same label for {100 * self.same_label:.1f}%"
-        if self.same_outcome is not None:
-            text += f", same outcome under {self.result.attack} for {100 * self.same_outcome:.1f}%"
+        text = f"{self.result.name}: {verdict} on {self.n} of its {self.labels.images} images (seed {self.seed})\n"
+        text += f"  claimed {_shown(self.result)}; same label for {_alike(self.labels)}"
+        if self.outcomes is not None:
+            text += f"; same outcome under {self.result.attack} for {_alike(self.outcomes)}"
         if self.distance is not None:
-            text += f", mean L2 {self.distance:.4f} times the claimed one"
-        return text + "".join(f"; {fault}" for fault in self.faults)
-
-
-def one_sided(there: int, back: int) -> float:
-    """The probability that of so many images that change sides so few, or fewer, go the rarer way (McNemar's test).
-
-    >>> round(one_sided(11, 10), 2), one_sided(11, 0) < CHANCE
-    (1.0, True)
-    """
-    both = there + back
-    few = sum(math.comb(both, k) for k in range(min(there, back) + 1)) / 2**both
-    return min(1.0, 2 * few)
+            text += f"; mean L2 {self.distance:.4f} times the claimed one"
+        text += "".join(f"\n  {fault}" for fault in self.faults)
+        what = "outcomes or distances" if self.distance is not None else "outcomes"
+        found = f"false {what} of {100 * self.limit:.2g}% of the images would be noticed with a probability of 95%"
+        if self.limit == 1:
+            found = f"none: false {what} are noticed only with more images (--n)"
+        return f"{text}\n  detection limit: {found}\n  not checked: {', '.join(self.unchecked)}"
 
 
 def verify(
     path: str | Path,
     *,
-    n: int = 200,
+    n: int | None = None,
     seed: int | None = None,
     network: str | Path | None = None,
     root: str | Path | None = None,
     device: torch.device | str = "cpu",
 ) -> Verification:
-    """Count a result's number again from the outcomes beside it, and recompute `n` of these, drawn at random.
+    """Recompute `n` of the images behind a result, drawn at random, and compare all that the result says.
 
-    The SHA-256 of the network's weights and of the data must be the result's. The fields of the result (attack, eps,
-    head, dataset, interval) must fit its attack's settings, the network and the outcomes.
+    The SHA-256 of the network's weights and of the data must be the result's. The attack that is run is the table's
+    own, which the result's settings must describe. What follows from the outcomes, the table and the paper (value,
+    interval, numbers, verdict, words) must be as this code makes it. A true result fails by chance in at most one of
+    1,000 verifications.
 
     Parameters
     ----------
     path
         The JSON file of a result, or `table.jsonl#name`.
     n
-        Number of images to recompute.
+        Number of images to recompute; by default all without an attack, 1,000 for FGSM, BIM and ILCM, and 200 else.
     seed
         Random seed of the draw; by default a new one each time, so that nobody can know which outcomes must be true.
     network
@@ -118,66 +123,76 @@ def verify(
     Returns
     -------
     Verification
-        `agrees` is the conclusion; printing it shows the numbers.
+        `agrees` is the conclusion; printing it shows the numbers, what would be noticed, and what was not checked.
 
     Raises
     ------
     ValueError
-        If the result has no outcomes, or its network or data are not found or are others.
+        If the result has no outcomes, or its network, data or attack are not found or are others.
     """
     result, folder = Result.load(path), Path(path).parent
-    check_count("n", n, 1)
-    claimed = _outcomes(result, folder)
-    model = _network(result, folder, network).to(device)
-    data = _data(result, root)
+    if n is not None:
+        check_count("n", n, 1)
+    claimed, attack = _outcomes(result, folder), attack_of(result)
+    if n is None:
+        n = len(claimed["clean"]) if attack is None else 1000 if result.attack in FAST else 200
+    model, ships = _network(result, folder, network)
+    model, data = model.to(device), _data(result, root)
     if any(len(column) != len(data) for column in claimed.values()):
         sizes = sorted({len(column) for column in claimed.values()})
         raise ValueError(f"{result.name}: outcomes must be of {len(data)} images, got {sizes}")
     seed = secrets.randbelow(2**31) if seed is None else seed
     rows = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))[:n].sort().values
-    drawn = {name: column[rows] for name, column in claimed.items()}
-    again = _recompute(result, model, data.subset(rows), rows, drawn, device)
-    return Verification(
-        result=result,
-        n=len(rows),
-        seed=seed,
-        faults=_faults(result, model, claimed, data.labels),
-        counted=_value(result, claimed, data.labels),
-        **again,
-    )
+    record = Record(result, model, ships, data, claimed, None if root is None else str(root))
+    faults, unchecked = faults_and_unchecked(record, attack)
+    labels, outcomes, distance = _recompute(record, attack, rows, device)
+    return Verification(result, seed, labels, outcomes, distance, faults, unchecked)
 
 
 def _recompute(
-    result: Result, model: nn.Module, part: ImageData, rows: Tensor, claimed: Outcomes, device: torch.device | str
-) -> dict[str, Any]:
+    record: Record, attack: attacks.Attack | None, rows: Tensor, device: torch.device | str
+) -> tuple[Agreement, Agreement | None, float | None]:
     """Attack some images again and compare with their claimed outcomes: fields of `Verification`."""
-    labels, clean = part.labels, predictions(model, part, device=device)
-    again: dict[str, Any] = {"same_label": _share(clean == claimed["clean"]), "same_outcome": None}
-    again |= {"changed": (0, 0), "distance": None}
-    if not result.attack:
-        return again
-    attack = _attack(result.attack, result.attack_settings)
-    found = attack(model, part.pixels().to(device), labels.to(device), index=rows.to(device))
+    result, model, part = record.result, record.model, record.data.subset(rows)
+    claimed, labels = {name: column[rows] for name, column in record.outcomes.items()}, part.labels
+    clean = predictions(model, part, device=device)
     right, claimed_right = clean == labels, claimed["clean"] == labels
-    now, then = right & (found.prediction.cpu() == labels), claimed_right & (claimed["prediction"] == labels)
-    both = found.success.cpu() & claimed["success"] & right & claimed_right
-    if isinstance(attack, attacks.CarliniWagner | attacks.FAB) and bool(both.any()):
-        again["distance"] = float(found.l2.cpu().double()[both].mean() / claimed["l2"][both].double().mean())
-    again["changed"] = int((then & ~now).sum()), int((now & ~then).sum())
-    return {**again, "same_outcome": _share(now == then)}
+
+    def compared(then: Tensor, now: Tensor, differ: Tensor, name: str) -> Agreement:
+        count, lost, won = (int(flags.sum()) for flags in (differ, then & ~now, now & ~then))
+        return Agreement(len(rows), len(record.data), count, lost, won, honest_rate(name))
+
+    alike = compared(claimed_right, right, clean != claimed["clean"], "")
+    if attack is None:
+        return alike, None, None
+    if result.kind == "suspect":
+        x_adv, _ = attacked_in_view(model, part, attack, result.cell["view"], device, rows.to(device))
+        moved = predictions(model, dataclasses.replace(part, images=x_adv), device=device)
+        then, now = claimed["prediction"] == labels, moved == labels
+        return alike, compared(then, now, then != now, result.attack), None
+    found = attack(model, part.pixels().to(device), labels.to(device), index=rows.to(device))
+    broken, claimed_broken = found.success.cpu() & right, claimed["success"] & claimed_right
+    then, now = claimed_right & (claimed["prediction"] == labels), right & (found.prediction.cpu() == labels)
+    differ, both, distance = (then != now) | (broken != claimed_broken), broken & claimed_broken, None
+    if isinstance(attack, MINIMUM_NORM) and bool(both.any()):
+        for key in ("l2", "distortion"):
+            ours, theirs = getattr(found, key).cpu().double(), claimed[key].double()
+            differ |= both & ((ours / theirs - 1).abs() > FAR)
+        distance = float(found.l2.cpu().double()[both].mean() / claimed["l2"][both].double().mean())
+    if result.kind == "table3":  # about the images that are broken
+        then, now = claimed_broken, broken
+    return alike, compared(then, now, differ, result.attack), distance
 
 
 def _outcomes(result: Result, folder: Path) -> Outcomes:
     """The outcomes beside a result; a ValueError where it has none, or not those that its kind needs."""
     claimed = {} if result.outcomes is None else load_tensors(result.read_outcomes(folder))
-    if "clean" not in claimed or result.data is None:
-        raise ValueError(
-            f"{result.name} must be a result with an outcome for each image (table1, table2, table3, worst or "
-            f"evaluation), got {result.kind}"
-        )
-    if not result.attack and result.kind in ATTACKED:
-        raise ValueError(f"{result.name}: attack must be the one it is about, got none")
-    needed = ("success", "prediction", "l2", "distortion") if result.attack else ()
+    if result.kind not in KINDS or "clean" not in claimed or result.data is None:
+        kinds = f"{', '.join(KINDS[:-1])} or {KINDS[-1]}"
+        raise ValueError(f"{result.name} must be a result with an outcome for each image ({kinds}), got {result.kind}")
+    needed = {"table1": (), "suspect": ("prediction",)}.get(result.kind, ("success", "prediction", "l2", "distortion"))
+    if result.kind == "evaluation" and not result.attack:
+        needed = ()
     if missing := [name for name in needed if name not in claimed]:
         raise ValueError(f"{result.name}: outcomes must have {', '.join(missing)} where there was an attack, got none")
     if lacking := [name for name in ("name", "images", "sha256") if not result.data.get(name)]:
@@ -187,104 +202,58 @@ def _outcomes(result: Result, folder: Path) -> Outcomes:
     return claimed
 
 
-def _faults(result: Result, model: nn.Module, outcomes: Outcomes, labels: Tensor) -> tuple[str, ...]:
-    """Where the fields of a result do not fit its attack's settings, its network, its data and its outcomes."""
-    assert result.data is not None
-    faults = []
-    eps = (result.attack_settings or {}).get("eps")
-    if result.attack and result.eps != eps:
-        faults.append(f"its eps is {result.eps}, that of its attack's settings {eps}")
-    head = head_of(model)
-    if result.head and head and result.head != head:
-        faults.append(f"its head is {result.head!r}, that of its network {head!r}")
-    if result.dataset != result.data["name"]:
-        faults.append(f"its dataset is {result.dataset!r}, its images are of {result.data['name']!r}")
-    if result.unit == "share" and result.interval is not None and result.n == len(labels):
-        (low, high), n = result.interval, len(labels)
-        ends = wilson(round((_value(result, outcomes, labels) or 0.0) * n), n)
-        if max(abs(low - ends[0]), abs(high - ends[1])) > 1e-8:
-            own = f"that of its outcomes {ends[0]:.4f} to {ends[1]:.4f}"
-            faults.append(f"its interval is {low:.4f} to {high:.4f}, {own}")
-    return tuple(faults)
-
-
-def _value(result: Result, outcomes: Outcomes, labels: Tensor) -> float | None:
-    """The number that the outcomes of all images make: an error, an accuracy, or a mean distortion."""
-    right = outcomes["clean"] == labels
-    if len(right) != result.n:
-        return None
-    if not result.attack:
-        return _share(~right if result.kind == "table1" else right)
-    if result.kind == "table3":
-        broken = outcomes["distortion"][right & outcomes["success"]].double()
-        return float(broken.mean()) if len(broken) else None
-    return _share(right & (outcomes["prediction"] == labels))
-
-
-def _shown(value: float | str | None, unit: str) -> str:
-    if not isinstance(value, int | float):
+def _shown(result: Result) -> str:
+    if not isinstance(result.value, int | float):
         return "nothing"
-    return f"{100 * value:.4g}%" if unit == "share" else f"{value:.4g}"
+    return f"{100 * result.value:.4g}%" if result.unit == "share" else f"{result.value:.4g}"
 
 
-def _share(flags: Tensor) -> float:
-    return float(flags.double().mean())
+def _alike(found: Agreement) -> str:
+    text = f"{found.n - found.differ}"
+    return text + (f" ({found.lost} right only in the record, {found.won} only now)" if found.differ else "")
 
 
-def _network(result: Result, folder: Path, given: str | Path | None) -> nn.Module:
-    """The network of a result; a ValueError where it is not found, or has other weights."""
+def _network(result: Result, folder: Path, given: str | Path | None) -> tuple[nn.Module, str]:
+    """The network of a result, and the name under which it ships or ""; a ValueError where it has other weights."""
+    wanted = result.network_sha256
+    for ships in zoo.names():  # it may have had another name where it was made
+        if _shipped_digest(ships) == wanted:
+            return zoo.load(ships), ships
     model = zoo.load(str(given)) if given is not None else _find_network(result, folder)
-    digest, wanted = weights_digest(model.state_dict()), result.network_sha256
-    if digest != wanted:
+    if (digest := weights_digest(model.state_dict())) != wanted:
         expected = f"one with weights of SHA-256 {wanted[:12]}..., as {result.name} has"
         raise ValueError(f"network must be {expected}, got {digest[:12]}... ({given or result.network})")
-    return model
+    return model, ""
+
+
+@functools.cache
+def _shipped_digest(name: str) -> str:
+    return weights_digest(zoo.load(name).state_dict())
 
 
 def _find_network(result: Result, folder: Path) -> nn.Module:
-    """The network by its name or weights: one that ships, one in `networks/` beside the result, or a run's folder."""
-    name = result.network
-    for ships in sorted(zoo.names(), key=lambda one: one != name):  # it may have had another name where it was made
-        model = zoo.load(ships)
-        if ships == name or weights_digest(model.state_dict()) == result.network_sha256:
-            return model
-    places = [parent / "networks" for parent in (folder, folder.parent)]  # packed results lie one folder below
-    for place in places:
+    """The network in `networks/` beside the result. Its name comes from a file, so that it must not act as a path."""
+    name, places = result.network, [parent / "networks" for parent in (folder, folder.parent)]  # packed: one below
+    for place in places if name not in ("", "..") and Path(name).name == name else []:
         if (place / f"{name}.safetensors").is_file():  # left by a sweep
             model = build(json.loads((place / f"{name}.json").read_text())["model"]).eval()
             model.load_state_dict(load_file(place / f"{name}.safetensors"))
             return model
-    for run in (Path(name), *(place / name for place in places)):
-        if name and (run / "run.json").is_file():
-            return zoo.load(run)
+        if (place / name / "run.json").is_file():
+            return zoo.load(place / name)
     expected = f"the path of {name!r}, which does not ship and is not in {places[0]}"
     raise ValueError(f"network (--network) must be {expected}, got none")
 
 
 def _data(result: Result, root: str | Path | None) -> ImageData:
-    assert result.data is not None
-    if not isinstance(result.data["images"], int):
-        raise ValueError(f"images in the data of {result.name} must be a whole number, got {result.data['images']!r}")
-    test, n = load(str(result.data["name"]), root)[1], result.data["images"]
+    """The images of a result, by their digest. The dataset is a known name: what a result says is never a path."""
+    about: dict[str, Any] = result.data or {}
+    check_choice("dataset", about["name"], CLASSES)
+    if not isinstance(about["images"], int):
+        raise ValueError(f"images in the data of {result.name} must be a whole number, got {about['images']!r}")
+    test, n = load(about["name"], root)[1], about["images"]
     parts = (sample() for sample in (lambda: test.subset(slice(n)), lambda: stratified(test, n)))
-    data = next((part for part in parts if part.digest() == result.data["sha256"]), None)
+    data = next((part for part in parts if part.digest() == about["sha256"]), None)
     if data is None:
         raise ValueError(f"data must be the test images that {result.name} was measured on, got others")
     return data
-
-
-def _attack(name: str, settings: Any) -> attacks.Attack:
-    """The attack that `describe_attack` described."""
-    kind = getattr(attacks, name, None) if name in attacks.__all__ else None
-    if not (isinstance(kind, type) and issubclass(kind, attacks.Attack)) or kind is attacks.Attack:
-        raise ValueError(f"attack must be one of this package, got {name!r}")
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    if not isinstance(settings, dict) or not set(settings) <= set(fields):
-        raise ValueError(f"settings of {name} must be some of {', '.join(fields)}, got {settings!r}")
-    # FGSM's one step is not among its arguments.
-    given: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in settings.items() if fields[key].init
-    }
-    if given.get("attacks") is not None:
-        given["attacks"] = tuple(_attack(str(one.get("name")), one.get("settings")) for one in given["attacks"])
-    return kind(**given)

@@ -41,15 +41,20 @@ def under_worst_case(setup: Setup, jobs: Sequence[tuple[Net, float]]) -> list[Re
     """Some networks under the worst case, each at a perturbation; existing results are kept."""
     results, n = [], setup.images(MOST)
     for net, eps in jobs:
-        words, name = named(setup, net, "worst", f"{eps:.4g}", attack="WorstCase")
-        if (there := kept(setup, name, net, n)) is None:
-            what = f"accuracy of {words} under the worst case at {eps:.4g} on {setup.data}"
-            note = setup.note(setup.tuning_note() if net.row.fine_tuning else "", n=n)
-            about: Fields = {"name": name, "kind": "worst", "what": what, "note": note}
+        about = worst_fields(setup, net, eps, n)
+        if (there := kept(setup, about["name"], net, n)) is None:
             found, outcomes, _ = attacked(setup, net, attacks.WorstCase(eps=eps), n=n, **about)
             there = found.save(setup.out, outcomes)
         results.append(there)
     return results
+
+
+def worst_fields(setup: Setup, net: Net, eps: float, n: int) -> Fields:
+    """What a result about the worst case says about itself."""
+    words, name = named(setup, net, "worst", f"{eps:.4g}", attack="WorstCase")
+    what = f"accuracy of {words} under the worst case at {eps:.4g} on {setup.data}"
+    note = setup.note(setup.tuning_note() if net.row.fine_tuning else "", n=n)
+    return {"name": name, "kind": "worst", "what": what, "note": note}
 
 
 def robust(setup: Setup, cells: Sequence[Cell] | None = None) -> list[Result]:

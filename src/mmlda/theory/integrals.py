@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mmlda.theory.means import pairwise_distances
@@ -14,75 +15,71 @@ from mmlda.theory.means import pairwise_distances
 # ---- Theorem 1 -----------------------------------------------------------------------------------------------
 
 _RADIUS = 9.0  # the integrand is below exp(-RADIUS^2 / 2) = 3e-18 of its peak outside peak +- RADIUS
-_KNEE = 40.0  # outside |Delta x + zeta| < KNEE, sech is an exponential to exp(-KNEE) = 4e-18
+_KNEE = 40.0  # outside |s| < KNEE, the sigmoid is an exponential or 1 to exp(-KNEE) = 4e-18
+_STEEP = 1e8  # a sigmoid of this slope is a step
+_FAR = 100.0  # the integral is 0 in float64 for a knee beyond 40
 
 
 def efficiency(d: Tensor, z: Tensor, p: int | float) -> Tensor:
-    """`Eff_p` for flat `d` and `z`.
+    """`Eff_p` for flat `d` and `z`; it is symmetric in `z`.
 
-    The 2x2 matrix in Q_3 is near singular where w is narrow. In terms of w's mass A_0, mean m = A_1 / A_0 and
-    variance V it is well conditioned: A_0 A_2 - A_1^2 = A_0^2 V and Q_3 = (1 + (m + zeta/Delta)^2 / V) / A_0.
-    Q_1..Q_4 are then multiplied through by u^2, (u, v) = (Delta, zeta) / |(Delta, zeta)|, so that zeta/Delta
-    never appears.
+    With t = x + Delta/2 and far = Delta/2 - zeta/Delta, w = (1 + exp(-zeta)) phi(t) sigmoid(Delta (t - far)) for
+    zeta >= 0, in which nothing cancels. The 2x2 matrix in Q_3 is near singular where w is narrow. In terms of w's mass
+    A_0, mean m and variance V in t it is well conditioned: Q_3 = (1 + (m - far)^2 / V) / A_0. For Delta < 1, where far
+    may be infinite, Q_1..Q_4 are multiplied through by u^2, u = Delta / |(Delta, zeta)|.
     """
-    A0, m, V = _moments(d, z)
-    q = torch.exp(-z.abs()) / (1 + torch.exp(-z.abs())) ** 2  # pi_0 pi_1
+    z = z.abs()
+    # Where the knee is below all of phi, w is normal and the efficiency 1.
+    normal = (z >= _KNEE) & (z / d.clamp_min(1.0) - d / 2 >= _RADIUS + _KNEE / d.clamp_min(1.0))
+    d, z = torch.where(normal, 0.0, d), torch.where(normal, 0.0, z)
+    small, steep = d.clamp(max=1.0), d.clamp(max=_STEEP)
+    far = (d / 2 - z / d.clamp_min(1.0)).clamp(max=_FAR)  # for d >= 1
+    A0, m, V = _moments(d, z, far)
+    q = torch.exp(-z) / (1 + torch.exp(-z)) ** 2  # pi_0 pi_1
+    Q2 = 1 + q * steep**2  # where d is larger, q or A_0 is 0
     if p == math.inf:
-        return A0 * (1 + q * d**2)
+        return (A0 * Q2).clamp(max=1.0)
     both_zero = (d == 0) & (z == 0)  # kept out of hypot, whose gradient at 0 is NaN
-    size = torch.hypot(torch.where(both_zero, 1.0, d), z)
-    u = torch.where(both_zero, 1.0, d / size)
-    v = z / size
-    skew = -torch.tanh(z / 2)  # pi_0 - pi_1
-    Q1 = u**2 * (1 + d**2 / 4) + u * v * skew * d + v**2 * (1 + 2 * q * d**2)
-    Q2 = u**2 * (1 + q * d**2)
-    Q3 = u**2 + (m * u + v) ** 2 / V  # times 1 / A_0, like Q_4
-    Q4 = u**2
-    return A0 * (Q1 + (p - 1) * Q2) / (Q3 + (p - 1) * Q4)
+    size = torch.hypot(torch.where(both_zero, 1.0, small), z)
+    u = torch.where((d >= 1) | both_zero, 1.0, small / size)
+    uf = torch.where(d >= 1, far, u * small / 2 - z / size)
+    Q1 = u**2 + uf**2 + 2 * u**2 * (z * torch.sigmoid(-z) + q * z * z)  # q z first, which cannot overflow
+    Q3 = u**2 + (m * u - uf) ** 2 / V  # times 1 / A_0, like Q_4 = u^2
+    return (A0 * (Q1 + (p - 1) * u**2 * Q2) / (Q3 + (p - 1) * u**2)).clamp(max=1.0)
 
 
-def _moments(d: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Mass A_0, mean and variance of w(x), `w(x) \propto phi(x) sech((Delta x + zeta) / 2)`.
+def _moments(d: Tensor, z: Tensor, far: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mass A_0 of w, and mean and variance of t.
 
-    Composite Gauss-Legendre in three panels around the knee of sech, at -zeta/Delta: inside |Delta x + zeta|
-    < 40 its poles (at distance pi/Delta) decide the number of nodes, outside it is an exponential.
+    Composite Gauss-Legendre in three panels around the knee of the sigmoid, at far: inside |s| < 40 its poles (at
+    distance pi/Delta) decide the number of nodes, outside it is an exponential or 1.
     """
+    small, steep = d.clamp(max=1.0)[:, None], d.clamp(max=_STEEP)[:, None]
 
-    def logw(x: Tensor) -> Tensor:  # [N, nodes]
-        return -(x**2) / 2 - _log_cosh((d[:, None] * x + z[:, None]) / 2)
+    def slope(t: Tensor) -> Tensor:  # s, [N, nodes]
+        return torch.where(d[:, None] < 1, small * (t - small / 2) + z[:, None], steep * (t - far[:, None]))
+
+    def logw(t: Tensor) -> Tensor:
+        return -(t**2) / 2 + F.logsigmoid(slope(t))
 
     with torch.no_grad():
-        peak = _peak(d, z)
-        lo, hi = peak - _RADIUS, peak + _RADIUS
+        lo, hi = torch.zeros_like(steep), torch.minimum(steep, far[:, None].clamp_min(0) + 1)
+        for _ in range(60):  # the peak: the root of t - Delta sigmoid(-s), which increases, by bisection
+            peak = (lo + hi) / 2
+            high = peak > steep * torch.sigmoid(-slope(peak))
+            lo, hi = torch.where(high, lo, peak), torch.where(high, peak, hi)
+        lo, hi = (peak - _RADIUS)[:, 0], (peak + _RADIUS)[:, 0]
         wide = d < 4  # one panel is enough, and the knee may be at infinity
-        safe = torch.where(wide, 1.0, d)
-        a = torch.where(wide, lo, torch.clamp((-z - _KNEE) / safe, lo, hi))
-        b = torch.where(wide, hi, torch.clamp((-z + _KNEE) / safe, lo, hi))
-        x, w = (torch.cat(parts, 1) for parts in zip(_panel(lo, a, 64), _panel(a, b, 240), _panel(b, hi, 64)))
-    g = logw(x)  # [N, 368]
-    top = logw(peak[:, None])  # [N, 1]
-    f = w * torch.exp(g - top)
+        reach = _KNEE / steep[:, 0].clamp_min(4.0)
+        a = torch.where(wide, lo, torch.clamp(far - reach, lo, hi))
+        b = torch.where(wide, hi, torch.clamp(far + reach, lo, hi))
+        t, weights = (torch.cat(parts, 1) for parts in zip(_panel(lo, a, 64), _panel(a, b, 240), _panel(b, hi, 64)))
+    top = logw(peak)  # [N, 1]
+    f = weights * torch.exp(logw(t) - top)  # [N, 368]
     mass = f.sum(1)
-    m = (f * x).sum(1) / mass
-    V = (f * (x - m[:, None]) ** 2).sum(1) / mass  # a second pass: A_2 / A_0 - m^2 would cancel
-    # 2 sqrt(pi_0 pi_1) = sech(zeta / 2) is the constant between sech and the paper's denominator.
-    A0 = mass * torch.exp(top[:, 0] + _log_cosh(z / 2) - d**2 / 8) / math.sqrt(2 * math.pi)
-    return A0, m, V
-
-
-def _log_cosh(t: Tensor) -> Tensor:
-    t = t.abs()
-    return t + torch.log1p(torch.exp(-2 * t)) - math.log(2)
-
-
-def _peak(d: Tensor, z: Tensor) -> Tensor:
-    """Where w is largest: the root of x + (Delta/2) tanh((Delta x + zeta)/2), which increases, by bisection."""
-    lo, hi = -d / 2, d / 2
-    for _ in range(60):
-        x = (lo + hi) / 2
-        high = x + d / 2 * torch.tanh((d * x + z) / 2) > 0
-        lo, hi = torch.where(high, lo, x), torch.where(high, x, hi)
-    return (lo + hi) / 2
+    m = (f * t).sum(1) / mass
+    V = (f * (t - m[:, None]) ** 2).sum(1) / mass  # a second pass: the mean of t^2 minus m^2 would cancel
+    return mass * torch.exp(top[:, 0]) * (1 + torch.exp(-z)) / math.sqrt(2 * math.pi), m, V
 
 
 def _panel(a: Tensor, b: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
