@@ -70,7 +70,9 @@ def view(browser, address):
         # Leaving a page aborts what it was still loading, such as its icon: that is no failure.
         tab.on(
             "requestfailed",
-            lambda request: request.failure == "net::ERR_ABORTED" or troubles.append(f"{tab.url}: failed: {request.url}"),
+            lambda request: (
+                request.failure == "net::ERR_ABORTED" or troubles.append(f"{tab.url}: failed: {request.url}")
+            ),
         )
         tab.on(
             "response",

@@ -1,15 +1,19 @@
-"""Files that appear whole or not at all. Standard library only."""
+"""Files that appear whole or not at all, and files that are not trusted. Standard library only."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import stat
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-__all__ = ["write_json", "write_whole"]
+__all__ = ["json_digest", "open_regular", "parse_json", "read_json", "write_json", "write_whole"]
+
+DEPTH = 32  # levels of a JSON document: what it holds can then be copied, compared and written by recursion
 
 
 def write_whole(path: str | Path, write: Callable[[Path], None] | bytes) -> Path:
@@ -46,3 +50,52 @@ def write_whole(path: str | Path, write: Callable[[Path], None] | bytes) -> Path
 def write_json(path: str | Path, value: Any) -> Path:
     """`write_whole` of a JSON document; NaN and infinity are refused, as the standard has no words for them."""
     return write_whole(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
+
+
+def open_regular(path: str | Path) -> IO[bytes]:
+    """Open a regular file for reading; a ValueError for a pipe, on which reading would wait, a device or a socket."""
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise ValueError(f"{path} must be a regular file, got a folder, a pipe or a device")
+    return os.fdopen(file, "rb")
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """The object in a JSON file; a ValueError that names the file for everything else."""
+    with open_regular(path) as file:
+        try:
+            value = parse_json(file.read())
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} is damaged: it must be a JSON object, got a {type(value).__name__}")
+    return value
+
+
+def parse_json(text: str | bytes) -> Any:
+    """A JSON document; a ValueError also where it is nested too deeply or has a number that is not finite.
+
+    >>> parse_json("[" * 10**6)
+    Traceback (most recent call last):
+    ValueError: JSON must have at most 32 levels, got more
+    """
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError(f"JSON must have at most {DEPTH} levels, got more") from None
+    level = [value]
+    for _ in range(DEPTH + 1):
+        for number in level:
+            if isinstance(number, int | float) and not abs(number) < 1e300:  # a larger integer is not even a float
+                raise ValueError("JSON must have numbers below 1e300, got a larger one or NaN")
+        parents = [parent for parent in level if isinstance(parent, dict | list)]
+        if not parents:
+            return value
+        level = [child for parent in parents for child in (parent.values() if isinstance(parent, dict) else parent)]
+    raise ValueError(f"JSON must have at most {DEPTH} levels, got more")
+
+
+def json_digest(value: Any) -> str:
+    """SHA-256 of a JSON document, whatever the order of its names."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

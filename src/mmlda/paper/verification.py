@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import secrets
 from dataclasses import dataclass
@@ -11,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load as load_tensors
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mmlda import attacks, zoo
-from mmlda._utils.checks import check_count
-from mmlda.data import ImageData, load, stratified
+from mmlda._utils.checks import check_choice, check_count
+from mmlda._utils.files import read_json
+from mmlda._utils.tensors import read_tensors, unpacked
+from mmlda.data import CLASSES, ImageData, load, stratified
 from mmlda.evaluation.robustness import predictions
-from mmlda.models import build
+from mmlda.models.saved import restore
 from mmlda.results import Result, head_of, weights_digest, wilson
 
 CLEAN = 0.99  # share of images that must have the same label without an attack: devices round differently
@@ -169,7 +168,7 @@ def _recompute(
 
 def _outcomes(result: Result, folder: Path) -> Outcomes:
     """The outcomes beside a result; a ValueError where it has none, or not those that its kind needs."""
-    claimed = {} if result.outcomes is None else load_tensors(result.read_outcomes(folder))
+    claimed = {} if result.outcomes is None else unpacked(result.read_outcomes(folder))
     if "clean" not in claimed or result.data is None:
         raise ValueError(
             f"{result.name} must be a result with an outcome for each image (table1, table2, table3, worst or "
@@ -251,9 +250,8 @@ def _find_network(result: Result, folder: Path) -> nn.Module:
     places = [parent / "networks" for parent in (folder, folder.parent)]  # packed results lie one folder below
     for place in places:
         if (place / f"{name}.safetensors").is_file():  # left by a sweep
-            model = build(json.loads((place / f"{name}.json").read_text())["model"]).eval()
-            model.load_state_dict(load_file(place / f"{name}.safetensors"))
-            return model
+            config, path = read_json(place / f"{name}.json").get("model"), place / f"{name}.safetensors"
+            return restore(config, read_tensors(path)[0], path).eval()
     for run in (Path(name), *(place / name for place in places)):
         if name and (run / "run.json").is_file():
             return zoo.load(run)
@@ -265,7 +263,8 @@ def _data(result: Result, root: str | Path | None) -> ImageData:
     assert result.data is not None
     if not isinstance(result.data["images"], int):
         raise ValueError(f"images in the data of {result.name} must be a whole number, got {result.data['images']!r}")
-    test, n = load(str(result.data["name"]), root)[1], result.data["images"]
+    check_choice("dataset of a result", result.data["name"], CLASSES)  # never a path: files there are not trusted
+    test, n = load(result.data["name"], root)[1], result.data["images"]
     parts = (sample() for sample in (lambda: test.subset(slice(n)), lambda: stratified(test, n)))
     data = next((part for part in parts if part.digest() == result.data["sha256"]), None)
     if data is None:

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from mmlda._utils.checks import check_choice, invalid
+from mmlda._utils.files import parse_json
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
+    from torch import nn
 
     from mmlda.models import Classifier
 
@@ -98,43 +99,32 @@ def load(source: str | Path, *, model: Any = None, device: torch.device | str | 
     >>> model(torch.rand(2, 1, 28, 28)).shape
     torch.Size([2, 10])
     """
-    from mmlda.models import build
+    from mmlda._utils.tensors import read_tensors
+    from mmlda.models.saved import fill, restore
     from mmlda.training import checkpoints
 
     folder, path = Path(source), Path(source) / "model.safetensors"
     if str(source) in names():
-        config, path = about(str(source))["model"], FOLDER / f"{source}.safetensors"
+        path = FOLDER / f"{source}.safetensors"
     elif (folder / "run.json").is_file():
         return checkpoints.load(folder, model=model, device=device)
-    elif path.is_file():
-        config = _config(path)
-    else:
+    elif not path.is_file():
         raise invalid("source", f"a folder with a network, or one of {', '.join(names())}", str(source))
-    if model is None:
-        if config is None:
-            raise invalid("model", "a network to put the weights into, as this one has a backbone of its own", None)
-        model = build(config)
-    return _filled(model, checkpoints.read_weights(path), path).to(device).eval()
+    weights, header = read_tensors(path)
+    if model is not None:
+        return fill(model, weights, path).to(device).eval()
+    config = about(str(source))["model"] if str(source) in names() else _config(header, path)
+    if config is None:
+        raise invalid("model", "a network to put the weights into, as this one has a backbone of its own", None)
+    return restore(config, weights, path).to(device).eval()
 
 
-def _config(path: Path) -> dict[str, Any] | None:
+def _config(header: dict[str, str], path: Path) -> dict[str, Any] | None:
     """The description of the network in a file's header; None if there is none."""
-    from safetensors import SafetensorError, safe_open
-
     try:
-        with safe_open(path, "pt") as file:
-            return json.loads((file.metadata() or {}).get("model", "null"))
-    except (SafetensorError, ValueError) as error:
+        return parse_json(header.get("model", "null"))
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-
-
-def _filled(model: nn.Module, weights: dict[str, Tensor], path: Path) -> nn.Module:
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
-        first = str(error).splitlines()[1:2] or [str(error)]
-        raise ValueError(f"weights must fit the network, got {str(path)!r}: {first[0].strip()}") from None
-    return model
 
 
 def user_network(
@@ -168,9 +158,10 @@ def user_network(
         what = type(network).__name__
         raise ValueError(f"model must be a function that returns a torch.nn.Module, got {name!r}, which returns {what}")
     if weights is not None:
-        from mmlda.training import checkpoints
+        from mmlda._utils.tensors import read_tensors
+        from mmlda.models.saved import fill
 
         if not Path(weights).is_file():
             raise invalid("weights", "a safetensors file", str(weights))
-        _filled(network, checkpoints.read_weights(Path(weights)), Path(weights))
+        fill(network, read_tensors(weights)[0], weights)
     return network.to(device).eval()
