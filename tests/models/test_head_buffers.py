@@ -61,7 +61,7 @@ def test_a_half_state_dict_does_not_make_the_head_half():
 def test_a_state_dict_that_is_not_finite_is_refused(name, value):
     state = make().state_dict()
     state[name] = torch.full_like(state[name], value)
-    with pytest.raises(RuntimeError, match=f"{name} must be (finite|logarithms)|{name} > 0|means and {name}"):
+    with pytest.raises(RuntimeError, match="means and precision must be finite|log_priors must be log"):
         make().load_state_dict(state)
 
 
@@ -71,7 +71,7 @@ def test_log_priors_that_are_no_priors_are_refused_in_both_heads():
             state = {**head.state_dict(), "log_priors": torch.full_like(head.log_priors, value)}
             with pytest.raises(RuntimeError, match="log_priors must be logarithms of priors"):
                 head.load_state_dict(state)
-    zero = make(priors=[0.0, *[1 / 9] * 9])  # log 0 is -inf, and a prior
+    zero = make(priors=[0.0, *[0.25] * 4])  # log 0 is -inf, and a prior
     zero.load_state_dict(zero.state_dict())
 
 

@@ -115,7 +115,7 @@ def load(source: str | Path, *, model: Any = None, device: torch.device | str | 
         return fill(model, weights, path).to(device).eval()
     config = about(str(source))["model"] if str(source) in names() else _config(header, path)
     if config is None:
-        raise invalid("model", "a network to put the weights into, as this one has a backbone of its own", None)
+        raise invalid("model", f"a network to put the weights into, as that in {path} has a backbone of its own", None)
     return restore(config, weights, path).to(device).eval()
 
 
