@@ -1,6 +1,6 @@
 """Try the promises about untrusted input at scale, and write the figures: `make soak`, or one part of it.
 
-    python tools/soak.py files --n 10000 --seed 0 --out benchmarks/results/soak-files.json
+    python tools/soak.py files --n 10000 --seed 0 --out benchmarks/results/soak/files.json
 
 `files` mutates valid files of every format that is read (see `soak_files`). Each sub-command prints a table, writes
 its figures with their provenance, and exits with 1 where a promise was broken.

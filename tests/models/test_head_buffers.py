@@ -61,7 +61,7 @@ def test_a_half_state_dict_does_not_make_the_head_half():
 def test_a_state_dict_that_is_not_finite_is_refused(name, value):
     state = make().state_dict()
     state[name] = torch.full_like(state[name], value)
-    with pytest.raises(RuntimeError, match="means and precision must be finite|log_priors must be log"):
+    with pytest.raises(RuntimeError, match=r"means and precision must be finite|log_priors must be log"):
         make().load_state_dict(state)
 
 

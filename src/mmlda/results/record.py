@@ -16,6 +16,7 @@ import json
 import math
 import re
 import typing
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -296,8 +297,9 @@ def find_results(folder: str | Path) -> dict[str, Result]:
     """Read the results in a folder and its subfolders, packed or not.
 
     A result in a file of its own replaces a packed one of the same name in the same folder or below, since it is newer.
-    Files of other kinds are skipped. A subfolder of work (with a `work.json`) counts only where no result outside has
-    its name: `evaluate` and `reproduce` store their results above it, `attack` leaves its result in it.
+    Files of other kinds are skipped, with a warning where they are not JSON. A subfolder of work (with a `work.json`)
+    counts only where no result outside has its name: `evaluate` and `reproduce` store their results above it, `attack`
+    leaves its result in it.
 
     Parameters
     ----------
@@ -386,7 +388,10 @@ def read_file(path: Path, name: str | None = None) -> dict[str, Result]:
         try:
             header = parse_json(file.readline() if packed else file.read())
             schema, shared = header["schema"], header["shared" if packed else "cell"]
-        except (ValueError, TypeError, KeyError):
+        except ValueError as error:
+            warnings.warn(f"skipped {path}, which is damaged: {error}", stacklevel=3)
+            return {}
+        except (TypeError, KeyError):
             return {}
         if not packed:
             results = [_from_values(header, str(path))]
