@@ -7,7 +7,7 @@ import pytest
 import torch
 from command_line import mmlda
 from dataset_files import images_and_labels, write_idx
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import mmlda as package
 
