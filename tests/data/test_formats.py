@@ -246,6 +246,12 @@ def test_pickles_can_not_take_memory_or_make_objects(name):
     tracemalloc.stop()
 
 
+def test_pickles_can_not_make_object_pointers_of_their_bytes():
+    for name, what in (("object pointers", "ndarray"), ("object dtype", "dtype")):
+        with pytest.raises(ValueError, match=f"asks for numpy.{what} with these arguments, which is not allowed"):
+            formats.cifar_pickle(BOMBS[name], "batch")
+
+
 def test_pickles_that_are_no_batch():
     images, labels = images_and_labels(2)
     flat = images.reshape(2, -1)

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["json_digest", "open_regular", "parse_json", "read_json", "write_json", "write_whole"]
+__all__ = ["JSON_BYTES", "json_digest", "open_regular", "parse_json", "read_json", "write_json", "write_whole"]
 
+JSON_BYTES = 256 << 20  # of a JSON file: the largest of this package have a few MB
 DEPTH = 32  # levels of a JSON document: what it holds can then be copied, compared and written by recursion
 
 
@@ -52,18 +53,24 @@ def write_json(path: str | Path, value: Any) -> Path:
     return write_whole(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
 
 
-def open_regular(path: str | Path) -> IO[bytes]:
-    """Open a regular file for reading; a ValueError for a pipe, on which reading would wait, a device or a socket."""
+def open_regular(path: str | Path, most: int | None = None) -> IO[bytes]:
+    """Open a regular file for reading; a ValueError for a pipe, on which reading would wait, a device or a socket.
+
+    It is a ValueError too where the file has more than `most` bytes.
+    """
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(file).st_mode):
-        os.close(file)
-        raise ValueError(f"{path} must be a regular file, got a folder, a pipe or a device")
-    return os.fdopen(file, "rb")
+    about = os.fstat(file)
+    if stat.S_ISREG(about.st_mode) and (most is None or about.st_size <= most):
+        return os.fdopen(file, "rb")
+    os.close(file)
+    if stat.S_ISREG(about.st_mode):
+        raise ValueError(f"{path} must have at most {most} bytes, got {about.st_size}")
+    raise ValueError(f"{path} must be a regular file, got a folder, a pipe or a device")
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
     """The object in a JSON file; a ValueError that names the file for everything else."""
-    with open_regular(path) as file:
+    with open_regular(path, JSON_BYTES) as file:
         try:
             value = parse_json(file.read())
         except ValueError as error:

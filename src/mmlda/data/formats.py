@@ -266,9 +266,7 @@ def read_cifar(path: str | Path) -> tuple[Cifar, Arrays]:
 
 
 def _bounded_bytes(path: Path) -> bytes:
-    with open_regular(path) as file:
-        if (size := path.stat().st_size) > limit(0):
-            raise ValueError(f"{path} holds {size} bytes, expected at most {limit(0)} (MMLDA_DATA_LIMIT)")
+    with open_regular(path, limit(0)) as file:
         return file.read()
 
 

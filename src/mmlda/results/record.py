@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mmlda._utils.files import open_regular, parse_json, write_whole
+from mmlda._utils.files import JSON_BYTES, open_regular, parse_json, write_whole
 from mmlda._utils.settings import typed
 from mmlda.results.columns import join_columns, read_columns
 from mmlda.results.intervals import wilson
@@ -384,7 +384,7 @@ def read_file(path: Path, name: str | None = None) -> dict[str, Result]:
     packed = path.suffix == ".jsonl"
     if not path.is_file():
         return {}
-    with open_regular(path) as file:
+    with open_regular(path, JSON_BYTES) as file:
         try:
             header = parse_json(file.readline() if packed else file.read())
             schema, shared = header["schema"], header["shared" if packed else "cell"]
