@@ -6,7 +6,7 @@ export OMP_NUM_THREADS ?= 1
 # As an environment variable, the pins also apply to what builds the package.
 PIP := PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-long lint docs bench clean
+.PHONY: demo test test-long lint docs bench soak clean
 
 demo: .venv/demo-ready
 	$(BIN)/mmlda demo --out demo
@@ -37,6 +37,10 @@ bench: .venv/bench-ready
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/head.py
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/training.py --device cpu
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/attacks.py --device cpu
+
+# Promises about untrusted input, at scale: minutes to hours. Its figures are committed.
+soak: .venv/test-ready
+	$(BIN)/python tools/soak.py files --out benchmarks/results/soak/files.json
 
 .venv/demo-ready: pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'mmlda needs Python 3.11 or newer')"

@@ -247,6 +247,13 @@ def test_audit_says_its_verdict_and_leaves_a_picture(run, tmp_path):
     assert json.loads(mmlda(*words, "--json").stdout)["value"] == "none"
 
 
+def test_a_report_of_deeply_nested_json_is_one_line(tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"schema": 2, "shared": {}}\n' + "[" * 100_000)
+    assert mmlda("report", tmp_path, code=2).stderr.count("\n") == 1
+    (tmp_path / "x.jsonl").write_text("[" * 100_000)
+    assert "Traceback" not in mmlda("report", tmp_path, code=2).stderr
+
+
 def test_reproduce_verify_and_report_belong_together(tmp_path):
     results, page = tmp_path / "results", tmp_path / "page.html"
     text = mmlda("reproduce", "table1", "--steps", 40, "--out", results).stdout

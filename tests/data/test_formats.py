@@ -5,6 +5,7 @@ import os
 import pickle
 import struct
 import tarfile
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -73,6 +74,26 @@ def test_idx_bomb_is_not_unpacked(tmp_path, monkeypatch):
         formats.read_idx(path)
 
 
+def test_a_small_gzip_can_not_fill_the_memory(tmp_path, monkeypatch):
+    path = tmp_path / "bomb.gz"
+    monkeypatch.setattr(formats, "SMALL", 1 << 20)
+    path.write_bytes(gzip.compress(idx_bytes(np.zeros((1 << 21,), np.uint8))))
+    with pytest.raises(ValueError, match=r"promises 2097152 bytes, and 1048576 are allowed \(MMLDA_DATA_LIMIT\)"):
+        formats.read_idx(path)
+    monkeypatch.setenv("MMLDA_DATA_LIMIT", str(1 << 21))
+    assert formats.read_idx(path).shape == (1 << 21,)
+    monkeypatch.setenv("MMLDA_DATA_LIMIT", "2 GB")
+    with pytest.raises(ValueError, match="MMLDA_DATA_LIMIT must be an integer >= 1, got '2 GB'"):
+        formats.read_idx(path)
+
+
+@pytest.mark.parametrize("read", [formats.read_idx, lambda path: list(formats.tar_files(path)), formats.read_cifar])
+def test_pipes_are_not_opened(tmp_path, read):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="pipe must be a regular file"):
+        read(tmp_path / "pipe")
+
+
 # -------------------------------------------------------------------------------------------------------- tar
 
 
@@ -116,6 +137,25 @@ def test_tar_bomb_and_cut_tar(tmp_path):
         path.write_bytes(cut)
         with pytest.raises(ValueError, match=str(path)):
             list(formats.tar_files(path))
+
+
+def test_every_flipped_bit_of_a_gzipped_tar_is_noticed(tmp_path):
+    members = [(f"{name}.bin", cifar_bin(*images_and_labels(1))) for name in (*formats.CIFAR_TRAIN, "test_batch")]
+    whole, path = tar_bytes(members), tmp_path / "cifar.tar.gz"
+    path.write_bytes(whole)
+    splits, refused = formats.read_cifar(path)[1], 0
+    for at in range(10, len(whole), 97):  # behind gzip's header, which says when and where it was made
+        flipped = bytearray(whole)
+        flipped[at] ^= 1 << at % 8
+        path.write_bytes(flipped)
+        try:
+            again = formats.read_cifar(path)[1]
+        except ValueError as error:
+            assert str(path) in str(error)
+            refused += 1
+        else:  # one of the bits without a meaning that deflate has
+            assert all((a == b).all() for old, new in zip(splits, again) for a, b in zip(old, new))
+    assert refused > 0.95 * len(whole) // 97
 
 
 # --------------------------------------------------------------------------------------------------- CIFAR-10
@@ -178,6 +218,40 @@ def test_pickles_can_not_act(tmp_path, protocol):
         assert not proof.exists()
 
 
+PUT = struct.Struct("<I").pack
+BOMBS = {
+    "object pointers": b"\x80\x02cnumpy\nndarray\n(K\x01\x85U\x01OU\x08AAAAAAAAtR.",
+    "object dtype": b"\x80\x02cnumpy\ndtype\nU\x01OK\x00K\x01\x87R.",
+    "memo": b"\x80\x02]r" + PUT(2**32 - 1) + b".",
+    "bytearray": b"\x80\x05\x96" + struct.pack("<Q", 1 << 40) + b".",
+    "frame": b"\x80\x04\x95" + struct.pack("<Q", 1 << 40) + b".",
+    "bytes": b"\x80\x04\x8e" + struct.pack("<Q", 1 << 40) + b".",
+    "copies": b"\x80\x02(c_codecs\nencode\nq\x00X\x00\x10\x00\x00"
+    + b"x" * 4096
+    + b"U\x06latin1\x86q\x01R"
+    + b"h\x00h\x01R" * 1000
+    + b"l.",
+    "nested": b"\x80\x02}" + b")" + b"\x85" * 60_000 + b"K\x00s.",
+    "attributes": b"\x80\x02cnumpy\ndtype\nN}U\x01xK\x01s\x86b.",
+    "persistent": b"\x80\x02U\x01xQ.",
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_pickles_can_not_take_memory_or_make_objects(name):
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="batch is not a CIFAR-10 batch"):
+        formats.cifar_pickle(BOMBS[name], "batch")
+    assert tracemalloc.get_traced_memory()[1] < 100e6
+    tracemalloc.stop()
+
+
+def test_pickles_can_not_make_object_pointers_of_their_bytes():
+    for name, what in (("object pointers", "ndarray"), ("object dtype", "dtype")):
+        with pytest.raises(ValueError, match=f"asks for numpy.{what} with these arguments, which is not allowed"):
+            formats.cifar_pickle(BOMBS[name], "batch")
+
+
 def test_pickles_that_are_no_batch():
     images, labels = images_and_labels(2)
     flat = images.reshape(2, -1)
@@ -227,6 +301,38 @@ def test_images_that_do_not_fit(tmp_path):
     odd.write_bytes(odd.read_bytes()[:-30])
     with pytest.raises(ValueError, match=f"{odd} can't be read"):
         formats.read_images(folders)
+
+
+def test_a_pipe_among_the_images_does_not_hang(tmp_path):
+    (tmp_path / "a").mkdir()
+    os.mkfifo(tmp_path / "a" / "x.png")
+    with pytest.raises(ValueError, match=r"x\.png must be a regular file"):
+        formats.read_images([tmp_path / "a"])
+
+
+def test_a_flipped_bit_of_a_png_is_noticed(tmp_path):
+    path = tmp_path / "a" / "0.png"
+    save(path, rng.integers(0, 256, (16, 16), np.uint8))
+    whole = path.read_bytes()
+    for at in range(len(whole) - 12):  # the last twelve bytes say that it ends
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        with pytest.raises(ValueError, match=r"0\.png"):
+            formats.read_images([path.parent])
+
+
+def test_pictures_of_other_kinds_are_refused(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n")
+    with pytest.raises(ValueError, match="can't be read as an image: cannot identify"):  # it would start Ghostscript
+        formats.read_images([tmp_path / "a"])
+
+
+def test_one_huge_image_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(formats, "PIXELS", 1000)
+    monkeypatch.setattr(formats, "SMALL", 16_000)
+    save(tmp_path / "a" / "0.png", np.zeros((40, 40), np.uint8))
+    with pytest.raises(ValueError, match="is 40 x 40, expected at most 1000 pixels"):
+        formats.read_images([tmp_path / "a"])
 
 
 def test_images_too_many_for_memory(tmp_path, monkeypatch):

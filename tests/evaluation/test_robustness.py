@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load, load_file
+from safetensors.torch import load, load_file, save_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -126,6 +126,22 @@ def test_a_chunk_cut_short_is_done_again(model, digits, tmp_path):
     with pytest.warns(UserWarning, match="damaged chunk"):
         again = attack_images(model, digits[1], BIM(eps=0.1), out=tmp_path, n=40, chunk=20, show=False)
     assert again.value == first.value
+
+
+def test_a_chunk_with_a_flipped_bit_is_done_again(model, digits, tmp_path):
+    first = attack_images(model, digits[1], BIM(eps=0.1), out=tmp_path, n=40, chunk=20, show=False)
+    path = tmp_path / "images-000020.safetensors"
+    whole = path.read_bytes()
+    for at in range(0, len(whole), len(whole) // 30):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.warns(UserWarning, match="damaged chunk, computed again"):
+            again = attack_images(
+                model, digits[1], BIM(eps=0.1), out=tmp_path, n=40, chunk=20, picture=False, show=False
+            )
+        assert replace(again, seconds=0) == replace(first, seconds=0)
+    save_file(load_file(path), path)  # without a checksum, as older versions wrote it
+    with pytest.warns(UserWarning, match="it has no checksum"):
+        attack_images(model, digits[1], BIM(eps=0.1), out=tmp_path, n=40, chunk=20, picture=False, show=False)
 
 
 def test_a_chunk_has_images(model, digits, tmp_path):

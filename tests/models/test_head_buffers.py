@@ -57,11 +57,22 @@ def test_a_half_state_dict_does_not_make_the_head_half():
 
 
 @pytest.mark.parametrize("name", ["means", "log_priors", "precision"])
-def test_a_state_dict_with_nan_is_refused(name):
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_state_dict_that_is_not_finite_is_refused(name, value):
     state = make().state_dict()
-    state[name] = torch.full_like(state[name], math.nan)
-    with pytest.raises(RuntimeError, match="means, log_priors and precision must not be NaN"):
+    state[name] = torch.full_like(state[name], value)
+    with pytest.raises(RuntimeError, match=r"means and precision must be finite|log_priors must be log"):
         make().load_state_dict(state)
+
+
+def test_log_priors_that_are_no_priors_are_refused_in_both_heads():
+    for head in (make(), SoftmaxHead(3, 4)):
+        for value in (math.inf, math.nan, -math.inf, 0.5):
+            state = {**head.state_dict(), "log_priors": torch.full_like(head.log_priors, value)}
+            with pytest.raises(RuntimeError, match="log_priors must be logarithms of priors"):
+                head.load_state_dict(state)
+    zero = make(priors=[0.0, *[0.25] * 4])  # log 0 is -inf, and a prior
+    zero.load_state_dict(zero.state_dict())
 
 
 def test_a_state_dict_of_another_shape_is_refused():

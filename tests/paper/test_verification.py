@@ -1,6 +1,8 @@
 """A committed number is recomputed, and a false one is found out."""
 
 import dataclasses
+import hashlib
+import json
 import re
 
 import pytest
@@ -254,7 +256,7 @@ def test_names_in_a_result_are_not_paths(bim_on_sr, copied, tmp_path):
             verify(copied(network=name))
 
 
-def test_incomplete_results_are_refused(setup, bim_on_sr, copied):
+def test_incomplete_results_are_refused(setup, bim_on_sr, copied, tmp_path):
     for fields, words in (
         ({"attack": ""}, "attack must be one of FGSM, BIM, ILCM, JSMA, got ''"),
         ({"attack": "Attack"}, "attack must be one of FGSM"),
@@ -266,6 +268,16 @@ def test_incomplete_results_are_refused(setup, bim_on_sr, copied):
     ):
         with pytest.raises(ValueError, match=re.escape(words)):
             verify(copied(**fields))
+    (tmp_path / "somebodys").mkdir()
+    for name in (str(tmp_path / "somebodys"), "somebodys", ["digits"]):  # a dataset is a known name, never a path
+        with pytest.raises(ValueError, match=r"dataset must be one of digits, mnist"):
+            verify(copied(data={**bim_on_sr.data, "name": name}))
+    path = copied()
+    path.with_suffix(".safetensors").write_bytes(b"damaged")
+    about = {"file": path.with_suffix(".safetensors").name, "sha256": hashlib.sha256(b"damaged").hexdigest()}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "outcomes": about}))
+    with pytest.raises(ValueError, match="must be a whole safetensors file"):
+        verify(path)
     columns = load(bim_on_sr.read_outcomes(setup.out))
     for lied, words in (
         ({k: v for k, v in columns.items() if k != "prediction"}, "outcomes must have prediction"),

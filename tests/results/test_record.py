@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -63,8 +64,14 @@ def test_newer_incomplete_and_damaged_files_are_refused(tmp_path):
     path, full = tmp_path / "x.json", dataclasses.asdict(Result(**FULL))
     for change, words in (
         ({"schema": results.SCHEMA + 1}, "newer mmlda"),
-        ({"cell": []}, r"cell must be names with values, got \[\]"),
-        ({"numbers": 3}, "numbers must be names with values, got 3"),
+        ({"schema": 0}, "schema must be 1 to 2, got 0"),
+        ({"cell": []}, r"cell must be dict\[str, Any\], got \[\]"),
+        ({"numbers": 3}, r"numbers must be dict\[str, float \| str \| None\], got 3"),
+        ({"n": "100"}, r"n must be int \| None, got '100'"),
+        ({"interval": [0.1]}, r"interval must be tuple\[float, float\] \| None, got \[0.1\]"),
+        ({"what": {}}, "what must be str, got {}"),
+        ({"outcomes": {"file": 3}}, "file must be str, got 3"),
+        ({"outcomes": {"file": "x"}}, "outcomes must be given with file and sha256"),
     ):
         path.write_text(json.dumps({**full, **change}))
         with pytest.raises(ValueError, match=words):
@@ -77,6 +84,27 @@ def test_newer_incomplete_and_damaged_files_are_refused(tmp_path):
         Result.load(path)
     path.write_text(json.dumps({**full, "a_field_of_tomorrow": 1}))
     assert Result.load(path) == Result(**FULL)
+
+
+DEEP = "[" * 100_000
+
+
+def test_deeply_nested_files_are_no_results(tmp_path):
+    (tmp_path / "x.json").write_text(DEEP)
+    (tmp_path / "x.jsonl").write_text('{"schema": 2, "shared": {}}\n{"name": "x", "cell": ' + DEEP)
+    with pytest.raises(ValueError, match=r"x\.jsonl, line 2 must be a packed result"):
+        load_all(tmp_path)
+    nested = {**dataclasses.asdict(Result(**FULL)), "series": json.loads('{"a":' * 40 + "1" + "}" * 40)}
+    (tmp_path / "x.jsonl").unlink()
+    (tmp_path / "x.json").write_text(json.dumps(nested))  # not too deep to parse, but to copy
+    with pytest.warns(UserWarning, match=r"skipped .*x\.json, which is damaged: JSON must have at most 32 levels"):
+        assert load_all(tmp_path) == []
+
+
+def test_a_pipe_among_the_results_does_not_hang(tmp_path):
+    os.mkfifo(tmp_path / "x.json")
+    Result(**FULL).save(tmp_path)
+    assert [r.name for r in load_all(tmp_path)] == ["table2-x"]
 
 
 def test_load_all_skips_other_json_files_and_names_a_bad_folder(tmp_path):

@@ -2,15 +2,19 @@
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 import textwrap
+import warnings
 
 import pytest
 import torch
 from training_cases import QUICK, SMALL, break_off, same, train, weights
 
 import mmlda
+from mmlda._utils.files import json_digest
+from mmlda.models import build
 from mmlda.training import Adversary, Recipe, fit, folder
 
 
@@ -84,6 +88,93 @@ def test_only_the_first_process_removes_the_temporary_files_of_a_killed_run(tmp_
     assert stray.exists() == kept
 
 
+def as_older_versions_wrote_it(out):
+    """Remove the digest of run.json, and that of the run in each checkpoint; run.json."""
+    about = json.loads((out / "run.json").read_text())
+    for path in out.glob("step-*.json"):
+        record = {key: value for key, value in json.loads(path.read_text()).items() if key not in ("run", "record")}
+        path.write_text(json.dumps({**record, "record": json_digest(record)}))
+    about = {key: value for key, value in about.items() if key not in ("sha256", "start")}
+    (out / "run.json").write_text(json.dumps(about))
+    return about
+
+
+def test_an_older_run_is_resumed_and_lengthened(digits, tmp_path):
+    whole, _ = train(digits[0], dataclasses.replace(QUICK, steps=30))
+    break_off(digits[0], QUICK, tmp_path, 12, checkpoint_every=6)
+    as_older_versions_wrote_it(tmp_path)
+    longer, run = train(digits[0], dataclasses.replace(QUICK, steps=30), out=tmp_path)
+    assert same(longer, whole) and run.step == 30
+    assert same(weights(mmlda.load(tmp_path)), whole)
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"amp": "false"}, "amp must be bool, got 'false'"),
+        ({"amp": True}, "SHA-256 differs"),
+        ({"recipe": {"steps": "24"}}, "steps must be int, got '24'"),
+        ({"recipe": {"steps": 24, "lr": [0.1]}}, r"lr must be float, got \[0.1\]"),
+        ({"recipe": {"steps": 24, "adversary": {"attack": "pgd"}}}, "adversary must be given with eps"),
+        ({"model": {"backbone": "resnet", "depth": 600_002}}, "depth must be at most 2000, got 600002"),
+        ({"model": {"backbone": "mlp", "inputs": 3, "hidden": 5}}, r"hidden must be Sequence\[int\], got 5"),
+        ({"model": {"backbone": "conv_net", "width": 2**40}}, "width must be at most"),
+        ({"model": {"backbone": "conv_net", "mean": "x"}}, "mean must be"),
+        ({"model": {"backbone": {}}}, "backbone must be str, got {}"),
+        ({"model": 5}, "model must be"),
+        ({"data": {"name": "x"}}, "must be given with images, sha256"),
+    ],
+)
+def test_a_run_json_is_checked_before_anything_is_built_from_it(digits, tmp_path, change, words):
+    break_off(digits[0], QUICK, tmp_path, 12, checkpoint_every=6)
+    path = tmp_path / "run.json"
+    about = {**json.loads(path.read_text()), **change}
+    if "SHA" not in words:  # a file that is false, but whole
+        del about["sha256"]
+        about["sha256"] = json_digest(about)
+    path.write_text(json.dumps(about))
+    for call in (lambda: train(digits[0], out=tmp_path), lambda: mmlda.load(tmp_path)):
+        with pytest.raises(ValueError, match=f"run.json is damaged .*{words}"):
+            call()
+
+
+def test_checkpoints_and_networks_of_another_run_are_refused(digits, tmp_path):
+    whole, _ = train(digits[0])
+    other = dataclasses.replace(QUICK, lr=0.01)
+    break_off(digits[0], QUICK, tmp_path / "a", 12, checkpoint_every=6)
+    break_off(digits[0], other, tmp_path / "b", 18, checkpoint_every=6)
+    for path in (tmp_path / "b").glob("step-00000018*"):
+        shutil.copy(path, tmp_path / "a")
+    with pytest.warns(UserWarning, match="checkpoint refused: .*18.json: it belongs to another run"):
+        assert same(train(digits[0], out=tmp_path / "a")[0], whole)
+    train(digits[0], other, out=tmp_path / "b")
+    shutil.copy(tmp_path / "b" / "model.safetensors", tmp_path / "a")
+    with pytest.warns(UserWarning, match="network refused: .*it belongs to another run"):
+        assert same(weights(mmlda.load(tmp_path / "a")), whole)
+
+
+def test_the_start_of_another_fine_tuning_is_another_run(digits, tmp_path):
+    for seed in (0, 1):
+        break_off(digits[0], QUICK, tmp_path / str(seed), 12 + 6 * seed, build(SMALL, seed=seed), checkpoint_every=6)
+    for path in (tmp_path / "1").glob("step-00000018*"):
+        shutil.copy(path, tmp_path / "0")
+    with pytest.warns(UserWarning, match="it belongs to another run"):
+        train(digits[0], out=tmp_path / "0")
+
+
+def test_other_threads_or_versions_on_resuming_are_named(digits, tmp_path, monkeypatch):
+    break_off(digits[0], QUICK, tmp_path, 12, checkpoint_every=6)
+    now = folder.versions()
+    monkeypatch.setattr(folder, "versions", lambda: {**now, "threads": "64", "torch": "9.9"})
+    with pytest.warns(
+        UserWarning, match=r"was begun with torch .*, now 9\.9; threads .*, now 64: its weights may differ"
+    ):
+        train(digits[0], out=tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(digits[0], out=tmp_path)  # it is finished: nothing is computed
+
+
 NEW_FIELDS = ("schedule", "average")  # of a recipe; of an adversary: pairing
 
 
@@ -93,7 +184,7 @@ def test_a_run_of_an_older_version_without_the_new_fields_is_resumed(digits, tmp
     whole, _ = train(digits[0], recipe)
     break_off(digits[0], recipe, tmp_path, 12, checkpoint_every=6)
     path = tmp_path / "run.json"
-    about = json.loads(path.read_text())
+    about = as_older_versions_wrote_it(tmp_path)
     for name in NEW_FIELDS:
         del about["recipe"][name]
     del about["recipe"]["adversary"]["pairing"]
@@ -146,7 +237,7 @@ def test_a_run_keeps_to_its_precision(digits, tmp_path):
     assert same(whole, train(digits[0], out=tmp_path)[0]) and not same(whole, train(digits[0])[0])
 
 
-@pytest.mark.parametrize("text", ['{"recipe": ', "[1, 2]"])
+@pytest.mark.parametrize("text", ['{"recipe": ', "[1, 2]", "[" * 100_000])
 def test_a_damaged_description_is_named(digits, tmp_path, text):
     break_off(digits[0], QUICK, tmp_path, 12, checkpoint_every=6)
     (tmp_path / "run.json").write_text(text)
@@ -171,6 +262,6 @@ def test_the_weights_that_examples_were_crafted_on_are_checked(digits, tmp_path)
 def test_strange_lines_of_metrics_are_left_out(digits, tmp_path):
     break_off(digits[0], QUICK, tmp_path, 12, checkpoint_every=6)
     with open(tmp_path / "metrics.jsonl", "ab") as file:
-        file.write(b"\xff\xfe\n[1]\n7\n")
+        file.write(b"\xff\xfe\n[1]\n7\n" + b"[" * 100_000 + b'\n{"step": 3}\n')
     _, run = train(digits[0], out=tmp_path)
     assert [entry["step"] for entry in run.history] == list(range(1, 25))

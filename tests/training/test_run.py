@@ -98,7 +98,7 @@ def test_mistakes_are_one_sentence(digits, tmp_path):
             lambda: mmlda.fit(build(SMALL), wide, recipe, show=False),
             "data must fit the network, got images of 3 x 8 x 8",
         ),
-        (lambda: mmlda.accuracy(build(SMALL), wide), "data must fit the network, got images of 3 x 8 x 8"),
+        (lambda: mmlda.accuracy(build(SMALL), wide), r"model must take inputs \[16, 3, 8, 8\]"),
         (lambda: mmlda.fit(build(SMALL), digits[0], recipe, out=tmp_path / "file"), "out must be a folder, got"),
         (lambda: mmlda.fit_many(build(SMALL), digits[0], recipe), "models must be a list of networks, got a Class"),
         (

@@ -141,7 +141,7 @@ def test_a_damaged_or_half_lost_result_is_made_again(tmp_path):
     before = files(tmp_path)
     (tmp_path / "seed=0.json").write_text('{"format": 1, "na')
     (tmp_path / "seed=1.safetensors").unlink()
-    with pytest.warns(UserWarning, match=r"result refused: .*seed=0\.json: .*doing the job again"):
+    with pytest.warns(UserWarning, match=r"result refused: .*seed=0\.json .*doing the job again"):
         sweep(jobs(2), tmp_path, show=False)
     assert files(tmp_path) == before
 

@@ -1,15 +1,20 @@
-"""Files that appear whole or not at all. Standard library only."""
+"""Files that appear whole or not at all, and files that are not trusted. Standard library only."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import stat
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-__all__ = ["write_json", "write_whole"]
+__all__ = ["JSON_BYTES", "json_digest", "open_regular", "parse_json", "read_json", "write_json", "write_whole"]
+
+JSON_BYTES = 256 << 20  # of a JSON file: the largest of this package have a few MB
+DEPTH = 32  # levels of a JSON document: what it holds can then be copied, compared and written by recursion
 
 
 def write_whole(path: str | Path, write: Callable[[Path], None] | bytes) -> Path:
@@ -46,3 +51,58 @@ def write_whole(path: str | Path, write: Callable[[Path], None] | bytes) -> Path
 def write_json(path: str | Path, value: Any) -> Path:
     """`write_whole` of a JSON document; NaN and infinity are refused, as the standard has no words for them."""
     return write_whole(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
+
+
+def open_regular(path: str | Path, most: int | None = None) -> IO[bytes]:
+    """Open a regular file for reading; a ValueError for a pipe, on which reading would wait, a device or a socket.
+
+    It is a ValueError too where the file has more than `most` bytes.
+    """
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    about = os.fstat(file)
+    if stat.S_ISREG(about.st_mode) and (most is None or about.st_size <= most):
+        return os.fdopen(file, "rb")
+    os.close(file)
+    if stat.S_ISREG(about.st_mode):
+        raise ValueError(f"{path} must have at most {most} bytes, got {about.st_size}")
+    raise ValueError(f"{path} must be a regular file, got a folder, a pipe or a device")
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """The object in a JSON file; a ValueError that names the file for everything else."""
+    with open_regular(path, JSON_BYTES) as file:
+        try:
+            value = parse_json(file.read())
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} is damaged: it must be a JSON object, got a {type(value).__name__}")
+    return value
+
+
+def parse_json(text: str | bytes) -> Any:
+    """A JSON document; a ValueError also where it is nested too deeply or has a number that is not finite.
+
+    >>> parse_json("[" * 10**6)
+    Traceback (most recent call last):
+    ValueError: JSON must have at most 32 levels, got more
+    """
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError(f"JSON must have at most {DEPTH} levels, got more") from None
+    level = [value]
+    for _ in range(DEPTH + 1):
+        for number in level:
+            if isinstance(number, int | float) and not abs(number) < 1e300:  # a larger integer is not even a float
+                raise ValueError("JSON must have numbers below 1e300, got a larger one or NaN")
+        parents = [parent for parent in level if isinstance(parent, dict | list)]
+        if not parents:
+            return value
+        level = [child for parent in parents for child in (parent.values() if isinstance(parent, dict) else parent)]
+    raise ValueError(f"JSON must have at most {DEPTH} levels, got more")
+
+
+def json_digest(value: Any) -> str:
+    """SHA-256 of a JSON document, whatever the order of its names."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

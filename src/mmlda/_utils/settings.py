@@ -61,7 +61,11 @@ def typed(hints: dict[str, Any], values: dict[str, Any]) -> None:
     """Raise a ValueError for a value that is not of its type; values without a hint are not checked."""
     for key, value in values.items():
         if key in hints and not _is_a(value, hint := hints[key]):
-            wanted = hint.__name__ if hint in (int, float, str, bool) else str(hint).replace("collections.abc.", "")
+            wanted = (
+                hint.__name__
+                if hint in (int, float, str, bool)
+                else re.sub(r"collections\.abc\.|typing\.", "", str(hint))
+            )
             raise invalid(key, wanted, value)
 
 
@@ -70,8 +74,12 @@ def _is_a(value: Any, hint: Any) -> bool:
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         return any(_is_a(value, part) for part in parts)
+    if hint is Any:
+        return True
+    if origin is dict:
+        return isinstance(value, dict) and all(_is_a(entry, parts[1]) for entry in value.values())
     if origin in (tuple, Sequence):
-        if not isinstance(value, list):
+        if not isinstance(value, list | tuple):
             return False
         if origin is Sequence or parts[-1] is ...:
             parts = parts[:1] * len(value)

@@ -1,31 +1,38 @@
 """Dataset files to arrays, safely: IDX, CIFAR's two formats, tar archives, folders of images.
 
-No reader trusts what it reads. Lengths are checked against headers before memory is taken, the size a
-compressed file may expand to is bounded, pickles can build arrays and nothing else, tar members can't leave the folder.
-A file that violates its format raises a `ValueError` that names it.
+No reader trusts what it reads. Only regular files are opened. Lengths are checked against headers before memory is
+taken, and what a file may unpack to is bounded (`limit`). Pickles are read without unpickling, tar members can't leave
+the folder, and the checksums of gzip and PNG are checked. A file that violates its format raises a `ValueError` that
+names it.
 """
 
 from __future__ import annotations
 
 import gzip
-import io
 import math
-import pickle
+import os
 import re
 import struct
 import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 import numpy as np
 
+from mmlda._utils.checks import check_count
+from mmlda._utils.files import open_regular
+from mmlda.data.pickles import read_pickle
+
 Arrays = list[tuple[np.ndarray, np.ndarray]]  # (images, labels) of train and test, or of one set
 
-LIMIT = 8 << 30  # bytes: no file may unpack to more than this, whatever its header says
-GZIP_RATIO = 1032  # deflate can't do better, so a header that promises more than this times the file is false
+LIMIT = 8 << 30  # bytes: no dataset may unpack to more than this, whatever its header says
+SMALL = 256 << 20  # bytes that a compressed file may always unpack to; beyond them, ...
+RATIO = 64  # ... this times its size: images as gzip or PNG make 2 to 20, a bomb up to 1,032
+PIXELS = 1 << 24  # of one image, which takes up to 12 bytes for each of them while it is decoded
 CIFAR_TRAIN = tuple(f"data_batch_{i}" for i in range(1, 6))
 CIFAR_TEST = "test_batch"
 
@@ -46,13 +53,26 @@ CIFAR100 = Cifar("CIFAR-100", ("train",), "test", ("coarse_labels", "fine_labels
 
 IDX_IMAGES = re.compile(r"(?P<prefix>.*?)(?P<split>train|t10k|test)-images(?P<dash>[-.])idx[34]-ubyte(\.gz)?")
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".ppm", ".pgm", ".tif", ".tiff")
+IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "PPM", "TIFF")  # Pillow has others, one of which starts programs
+
+
+def limit(packed: int) -> int:
+    """Bytes that `packed` bytes of compressed files may unpack to: $MMLDA_DATA_LIMIT if set, else what is plausible."""
+    if text := os.environ.get("MMLDA_DATA_LIMIT"):
+        return check_count("MMLDA_DATA_LIMIT", int(text) if text.isdecimal() else text, 1)
+    return min(LIMIT, max(SMALL, RATIO * packed))
 
 
 def open_plain(path: Path) -> IO[bytes]:
-    """Open a file, through gzip when it starts with gzip's two magic bytes, whatever it is called."""
-    with open(path, "rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
-    return gzip.open(path) if packed else open(path, "rb")  # type: ignore[return-value]
+    """Open a regular file, through gzip when it starts with gzip's two magic bytes, whatever it is called."""
+    file = open_regular(path)
+    packed = file.read(2) == b"\x1f\x8b"
+    file.seek(0)
+    if not packed:
+        return file
+    stream = gzip.GzipFile(fileobj=file, mode="rb")
+    stream.myfileobj = file  # type: ignore[assignment]  # closed with the stream
+    return stream  # type: ignore[return-value]
 
 
 def read_idx(path: str | Path) -> np.ndarray:
@@ -72,18 +92,21 @@ def read_idx(path: str | Path) -> np.ndarray:
             if len(header) < 4 * start[3]:
                 raise ValueError(f"{path} is truncated: it ends within its IDX header")
             shape = struct.unpack(f">{start[3]}I", header)
-            expected, possible = math.prod(shape), path.stat().st_size
-            if isinstance(file, gzip.GzipFile):
-                possible *= GZIP_RATIO
-            if expected > min(LIMIT, possible):
-                raise ValueError(f"{path} is truncated, or its header {shape} is false: it promises {expected} bytes")
-            values = file.read(expected + 1)  # one more, to notice what should not be there
+            expected, size = math.prod(shape), path.stat().st_size
+            allowed = limit(size) if isinstance(file, gzip.GzipFile) else size
+            if expected > allowed:
+                what = f"it promises {expected} bytes, and {allowed} are allowed (MMLDA_DATA_LIMIT)"
+                raise ValueError(f"{path} is truncated, or its header {shape} is false: {what}")
+            values = np.empty(expected, np.uint8)  # memory is taken as it is filled
+            done, view = 0, memoryview(values)  # type: ignore[arg-type]
+            while done < expected and (count := file.readinto(view[done : done + (1 << 20)])):  # type: ignore[attr-defined]
+                done += count
+            if done < expected or file.read(1):
+                what = "is truncated" if done < expected else "has bytes after its last value"
+                raise ValueError(f"{path} {what}: its header {shape} promises {expected} bytes")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is truncated or damaged: {error}") from error
-    if len(values) != expected:
-        what = "is truncated" if len(values) < expected else "has bytes after its last value"
-        raise ValueError(f"{path} {what}: its header {shape} promises {expected} bytes")
-    return np.frombuffer(values, np.uint8).reshape(shape)
+    return values.reshape(shape)
 
 
 def idx_image_files(folder: Path) -> list[re.Match[str]]:
@@ -113,8 +136,7 @@ def read_idx_folder(folder: Path) -> Arrays:
         x, y = read_idx(folder / match[0]), read_idx(labels)
         if x.ndim not in (3, 4) or y.ndim != 1 or len(x) != len(y):
             raise ValueError(f"{folder / match[0]} has shape {x.shape} and {labels.name} {y.shape}: no match")
-        x = x if x.ndim == 4 else x[:, None]  # [N, C, H, W]
-        splits.append((x.copy(), y.copy()))  # copies: bytes are read-only, which PyTorch does not support
+        splits.append((x if x.ndim == 4 else x[:, None], y))  # [N, C, H, W]
     return splits
 
 
@@ -136,7 +158,8 @@ def tar_files(source: str | Path | IO[bytes], limit: int = LIMIT, name: str = ""
     """The regular files of a tar (plain or gzipped), one after another, as (relative path, content).
 
     A member with an absolute path or a `..` in it, and any link, device or sparse file, is a `ValueError`: an
-    honest dataset has none. `limit` bounds the unpacked archive. `source` is a path or an open tar stream.
+    honest dataset has none. `limit` bounds the unpacked archive. `source` is a path or an open tar stream. It is read
+    to its end, where gzip's checksum is: what was returned before a `ValueError` there is not to be used.
     """
     name = name or str(source)
     opened = open_plain(Path(source)) if isinstance(source, str | Path) else None
@@ -157,6 +180,8 @@ def tar_files(source: str | Path | IO[bytes], limit: int = LIMIT, name: str = ""
                 if len(content) != member.size:
                     raise ValueError(f"{name} is truncated within {member.name!r}")
                 yield str(path), content
+        while stream.read(1 << 20):
+            pass
     except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{name} is not a whole tar archive: {error}") from error
     finally:
@@ -179,17 +204,17 @@ def cifar_records(content: bytes, name: str, kind: Cifar = CIFAR10) -> tuple[np.
 def cifar_pickle(content: bytes, name: str, kind: Cifar = CIFAR10) -> tuple[np.ndarray, np.ndarray]:
     """CIFAR's python version: a pickled dict with `data` [N, 3072] and lists of labels, as images and labels.
 
-    The pickle goes through `ArrayUnpickler`. Returns [N, 3, 32, 32] uint8 and [N] uint8.
+    Nothing is unpickled, see `mmlda.data.pickles`. Returns [N, 3, 32, 32] uint8 and [N] uint8.
     """
     try:
-        batch = ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
-    except Exception as error:  # a hostile or damaged pickle can raise anything at all
+        batch = read_pickle(content)
+    except ValueError as error:
         raise ValueError(f"{name} is not a {kind.title} batch: {error}") from error
     if not isinstance(batch, dict):
         raise ValueError(f"{name} is not a {kind.title} batch: a {type(batch).__name__}, expected a dict")
-    fields = {key.decode() if isinstance(key, bytes) else key: value for key, value in batch.items()}
+    fields = {key.decode("latin-1") if isinstance(key, bytes) else key: value for key, value in batch.items()}
     data = fields.get("data")
-    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072:
+    if not isinstance(data, np.ndarray) or data.ndim != 2 or data.shape[1] != 3072:
         raise ValueError(f"{name} is not a {kind.title} batch: `data` is not a uint8 array [N, 3072]")
     lists = [fields.get(key) for key in kind.labels]
     for key, labels in zip(kind.labels, lists):
@@ -209,28 +234,6 @@ def _checked_cifar(
     return pixels.reshape(-1, 3, 32, 32), columns[-1]
 
 
-def _latin1(text: str, encoding: str) -> bytes:
-    if encoding not in ("latin1", "latin-1"):  # how Python 3 writes bytes at protocol 2; no other is needed
-        raise pickle.UnpicklingError(f"the pickle asks for the codec {encoding!r}")
-    return text.encode("latin-1")
-
-
-class ArrayUnpickler(pickle.Unpickler):
-    """An unpickler that builds containers, numbers, strings and NumPy arrays, and refuses any other name."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        allowed = {
-            "numpy.core.multiarray._reconstruct": np.empty(0).__reduce__()[0],
-            "numpy._core.multiarray._reconstruct": np.empty(0).__reduce__()[0],  # NumPy 2's name for it
-            "numpy.ndarray": np.ndarray,
-            "numpy.dtype": np.dtype,
-            "_codecs.encode": _latin1,
-        }
-        if f"{module}.{name}" not in allowed:
-            raise pickle.UnpicklingError(f"the pickle asks for {module}.{name}, which is not allowed")
-        return allowed[f"{module}.{name}"]
-
-
 def cifar_in(folder: Path) -> Cifar | None:
     """Which CIFAR a folder holds batches of, if any."""
     kinds = (kind for kind in (CIFAR10, CIFAR100) for end in ("", ".bin") if (folder / (kind.train[0] + end)).is_file())
@@ -245,9 +248,9 @@ def read_cifar(path: str | Path) -> tuple[Cifar, Arrays]:
         f"{name}{end}" for kind in (CIFAR10, CIFAR100) for name in (*kind.train, kind.test) for end in ("", ".bin")
     }
     if folder:
-        batches = {name: _bounded_bytes(path / name, 256 << 20) for name in wanted if (path / name).is_file()}
+        batches = {name: _bounded_bytes(path / name) for name in wanted if (path / name).is_file()}
     else:
-        members = ((PurePosixPath(member).name, content) for member, content in tar_files(path, limit=1 << 30))
+        members = ((PurePosixPath(member).name, content) for member, content in tar_files(path, limit=limit(0)))
         batches = {name: content for name, content in members if name in wanted}
     kind = CIFAR100 if batches and batches.keys() <= {"train", "test", "train.bin", "test.bin"} else CIFAR10
     names = (*kind.train, kind.test)
@@ -262,10 +265,9 @@ def read_cifar(path: str | Path) -> tuple[Cifar, Arrays]:
     return kind, splits
 
 
-def _bounded_bytes(path: Path, limit: int) -> bytes:
-    if (size := path.stat().st_size) > limit:
-        raise ValueError(f"{path} holds {size} bytes, expected at most {limit}")
-    return path.read_bytes()
+def _bounded_bytes(path: Path) -> bytes:
+    with open_regular(path, limit(0)) as file:
+        return file.read()
 
 
 def read_image_folder(folder: Path) -> tuple[Arrays, tuple[str, ...]]:
@@ -304,16 +306,17 @@ def read_images(folders: list[Path], channels: int | None = None) -> tuple[np.nd
     All must have one size. One channel when every image is grey (modes 1, L, LA), otherwise three; `channels`
     forces it. Transparency is dropped. Images with more than 8 bits per value are refused.
     """
-    from PIL import Image
-
     files = [(path, k) for k, folder in enumerate(folders) for path in _image_files(folder)]
-    size, grey = None, True
-    for path, _ in files:  # headers only: nothing is decoded before every size and mode has been seen
-        try:
-            with Image.open(path) as image:
-                this, mode = image.size, image.mode
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise ValueError(f"{path} can't be read as an image: {error}") from error
+    size, grey, packed = None, True, 0
+    for path, _ in files:  # headers and checksums: nothing is decoded before every size and mode has been seen
+        with _image(path) as image:
+            this, mode = image.size, image.mode
+            packed += path.stat().st_size
+            if math.prod(this) > max(PIXELS, limit(0) // 16):
+                raise ValueError(
+                    f"{path} is {this[0]} x {this[1]}, expected at most {PIXELS} pixels (MMLDA_DATA_LIMIT)"
+                )
+            image.verify()
         size = size or this
         if this != size:
             first = f"{size[0]} x {size[1]} as {files[0][0]}"
@@ -324,14 +327,27 @@ def read_images(folders: list[Path], channels: int | None = None) -> tuple[np.nd
     if size is None:
         raise ValueError(f"no images below {', '.join(map(str, folders)) or 'an empty list of folders'}")
     C = channels or (1 if grey else 3)
-    if len(files) * C * size[0] * size[1] > LIMIT:
-        raise ValueError(f"{len(files)} images of {size[0]} x {size[1]} don't fit in {LIMIT} bytes")
+    if len(files) * C * size[0] * size[1] > limit(packed):
+        raise ValueError(f"{len(files)} images of {size[0]} x {size[1]} don't fit in {limit(packed)} bytes")
     images = np.empty((len(files), C, size[1], size[0]), np.uint8)
     for n, (path, _) in enumerate(files):
-        try:
-            with Image.open(path) as image:
-                pixels = np.asarray(image.convert("L" if C == 1 else "RGB"))
-        except (OSError, SyntaxError, ValueError) as error:
-            raise ValueError(f"{path} can't be read as an image: {error}") from error
+        with _image(path) as image:
+            pixels = np.asarray(image.convert("L" if C == 1 else "RGB"))
         images[n] = pixels if C == 1 else pixels.transpose(2, 0, 1)
     return images, np.array([k for _, k in files], np.int64)
+
+
+@contextmanager
+def _image(path: Path) -> Iterator[Any]:
+    """An image file, opened; a ValueError where it, or what is done with it, is damaged."""
+    from PIL import Image
+
+    try:
+        with open_regular(path) as file, Image.open(file, formats=IMAGE_FORMATS) as image:
+            yield image
+    except MemoryError:
+        raise
+    except Exception as error:  # Pillow's readers raise anything at all
+        if str(path) in str(error):
+            raise
+        raise ValueError(f"{path} can't be read as an image: {error}") from error

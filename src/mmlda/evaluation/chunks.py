@@ -7,20 +7,18 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from mmlda._utils.checks import check_count
-from mmlda._utils.files import write_json
-from mmlda._utils.tensors import save_tensors
+from mmlda._utils.files import read_json, write_json
+from mmlda._utils.tensors import read_tensors, save_tensors
 
 
 class Chunks:
     """The outcomes of `n` images, `size` images per chunk.
 
-    Each chunk is a safetensors file in `folder`, or stays in memory if that is None. `about` (JSON) identifies the
-    work: a folder that holds chunks of other work is refused with a ValueError.
+    Each chunk is a safetensors file in `folder`, with a checksum, or stays in memory if that is None. `about` (JSON)
+    identifies the work: a folder that holds chunks of other work is refused with a ValueError.
     """
 
     def __init__(self, folder: str | Path | None, n: int, size: int, about: dict[str, Any]) -> None:
@@ -50,12 +48,14 @@ class Chunks:
         if self.folder is None:
             return self._memory.get(start)
         path = _path(self.folder, start)
+        if not path.exists():
+            return None
         try:
-            return load_file(path) if path.is_file() else None
-        except SafetensorError as error:  # cut short by a failing disk
+            return read_tensors(path, checksum=True)[0]
+        except ValueError as error:  # cut short or altered by a failing disk, or of an older version
             if not check:
                 raise
-            warnings.warn(f"{path}: damaged chunk, computed again: {error}", stacklevel=4)
+            warnings.warn(f"damaged chunk, computed again: {error}", stacklevel=4)
             return None
 
 
@@ -75,8 +75,8 @@ def _claim(folder: Path, about: dict[str, Any]) -> None:
         write_json(path, about)
         return
     try:
-        known = dict(json.loads(path.read_text()))
-    except (ValueError, TypeError):
+        known = read_json(path)
+    except ValueError:
         raise ValueError(f"{path} is damaged, so the chunks beside it cannot be used; choose another folder") from None
     if changed := sorted(key for key in about if known.get(key) != about[key]):
         raise ValueError(f"out must be a folder without other work, got {str(folder)!r} (other {', '.join(changed)})")

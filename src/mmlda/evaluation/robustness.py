@@ -14,14 +14,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 from torch import Tensor
 
 from mmlda._utils.checks import invalid
 from mmlda._utils.device import Model, device_of, on_device
 from mmlda._utils.figures import save_figure
 from mmlda._utils.progress import progress
-from mmlda._utils.tensors import packed
+from mmlda._utils.tensors import packed, read_tensors
 from mmlda.attacks import BIM, FGSM, ILCM, PGD, Attack, AttackWarning, CarliniWagner, compiled
 from mmlda.attacks.base import BLIND
 from mmlda.data import ImageData, images_for, stratified
@@ -125,7 +124,7 @@ def unreliable(result: Result) -> str:
 
 def adversarial_images(folder: str | Path) -> Tensor:
     """The adversarial images that `attack_images` left in its folder, [N, C, H, W]."""
-    return torch.cat([load_file(path)["x_adv"] for path in chunk_files(folder)])
+    return torch.cat([read_tensors(path)[0]["x_adv"] for path in chunk_files(folder)])
 
 
 def identity(about: dict[str, Any], **more: Any) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import io
-import json
 import logging
 import warnings
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from mmlda._utils.files import write_whole
 from mmlda.data import load as load_data
 from mmlda.data.datasets import CLASSES
 from mmlda.models import MLP, Classifier
-from mmlda.zoo import about, load, names
+from mmlda.zoo import about, load, names, trained_on
 
 __all__ = ["ExportMismatch", "export"]
 
@@ -186,7 +185,7 @@ def _resolve(model: Any, images: Any, root: str | Path | None) -> tuple[nn.Modul
             card = about(str(model))
             data, shape = card["data"], tuple(card["probe"]["shape"][1:])
         else:
-            data = json.loads((Path(model) / "run.json").read_text()).get("data", {}).get("name", "")
+            data = (trained_on(model) or {}).get("name", "")
         if images is None:
             images = _dataset(data, root)
     else:

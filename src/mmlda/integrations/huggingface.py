@@ -12,14 +12,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Self
 
-from safetensors.torch import load_file
 from torch import nn
 
 from mmlda._utils.checks import invalid
-from mmlda._utils.files import write_json
-from mmlda._utils.tensors import save_tensors
+from mmlda._utils.files import write_json, write_whole
+from mmlda._utils.tensors import packed, read_tensors
 from mmlda._utils.training_data import recall, remembered
-from mmlda.models import Classifier, build
+from mmlda.models import Classifier
+from mmlda.models.saved import fill, restore
 from mmlda.zoo import about, load, names
 
 try:
@@ -87,7 +87,7 @@ class HubClassifier(Classifier, ModelHubMixin, library_name="mmlda", pipeline_ta
 
     def _save_pretrained(self, save_directory: Path) -> None:
         config = self.config  # before anything is written: it raises for a backbone it cannot describe
-        save_tensors(save_directory / "model.safetensors", self.state_dict(), {"format": "pt"})
+        write_whole(save_directory / "model.safetensors", packed(self.state_dict(), {"format": "pt"}))
         write_json(save_directory / "config.json", {**config, **remembered(self)})
 
     @classmethod
@@ -126,8 +126,10 @@ class HubClassifier(Classifier, ModelHubMixin, library_name="mmlda", pipeline_ta
         elif not path.is_file():
             raise invalid("source", "a folder or repository with config.json and model.safetensors", model_id)
         network = {key: value for key, value in config.items() if key not in ("classes", "bounds")}
-        model, weights = build(network), load_file(path)
-        model.to(weights["mean"].dtype).load_state_dict(weights)
+        weights = read_tensors(path)[0]
+        model = restore(network, weights, path)
+        if (dtype := weights["mean"].dtype) != model.mean.dtype:
+            fill(model.to(dtype), weights, path)
         recall(model, config)
         return cls.of(model).eval()
 

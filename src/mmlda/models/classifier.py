@@ -192,14 +192,14 @@ class Classifier(nn.Module):
         return {**backbone, **head, "latent": isinstance(self.latent, nn.Linear), **scaling}
 
 
-_BACKBONES = {
+BACKBONES = {
     "resnet": (ResNet, ("depth", "channels", "width", "preactivation", "activation")),
     "conv_net": (ConvNet, ("channels", "width", "batch_norm")),
     "mlp": (MLP, ("inputs", "hidden")),
 }
 
 
-def build(config: dict[str, Any], *, seed: int | None = None) -> Classifier:
+def build(config: dict[str, Any], *, seed: int | None = None, means: Tensor | None = None) -> Classifier:
     """Build the Classifier that a config describes.
 
     Parameters
@@ -209,6 +209,8 @@ def build(config: dict[str, Any], *, seed: int | None = None) -> Classifier:
         `C`, `precision`, `priors`, `latent`, `normalize`, `mean`, `std`. Missing keys take the default of their class.
     seed
         Seed of the weights; torch's global generator is left as it was. None (default) draws from the global generator.
+    means
+        Directions of the means of a Max-Mahalanobis head (default: the head's own).
 
     Returns
     -------
@@ -228,9 +230,9 @@ def build(config: dict[str, Any], *, seed: int | None = None) -> Classifier:
     """
     config = dict(config)
     name, head_name = config.pop("backbone", "resnet"), config.pop("head", "mmlda")
-    check_choice("backbone", name, _BACKBONES)
+    check_choice("backbone", name, BACKBONES)
     check_choice("head", head_name, ("mmlda", "softmax"))
-    kind, keys = _BACKBONES[name]
+    kind, keys = BACKBONES[name]
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)
@@ -241,5 +243,5 @@ def build(config: dict[str, Any], *, seed: int | None = None) -> Classifier:
         settings |= {key: config.pop(key) for key in own if key in config}
         if config:
             raise invalid("config", f"settings of {name} with a {head_name} head", sorted(config))
-        head = MaxMahalanobisHead(**settings) if head_name == "mmlda" else SoftmaxHead(**settings)
+        head = MaxMahalanobisHead(**settings, means=means) if head_name == "mmlda" else SoftmaxHead(**settings)
         return Classifier(backbone, head, **outer)

@@ -124,6 +124,13 @@ class _Head(nn.Module):
     def _widened(self, name: str, old: Tensor) -> Tensor:
         return old
 
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
+    ) -> None:
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, unexpected, errors)
+        if not self.log_priors.is_meta and not abs(float(self.log_priors.double().logsumexp(0))) < 0.01:  # also NaN
+            errors.append(f"{prefix}log_priors must be logarithms of priors, which sum to 1")
+
 
 class MaxMahalanobisHead(_Head):
     r"""The MM-LDA head (Eq. 5): logits_k = z . (precision * mu_k) + log pi_k, without learnable parameters.
@@ -293,8 +300,8 @@ class MaxMahalanobisHead(_Head):
         if self.means.is_meta:
             return
         C = self.means.double().square().sum(1).mean().item()
-        if not math.isfinite(C) or not self.precision > 0 or bool(self.log_priors.isnan().any()):
-            errors.append(f"{prefix}means, {prefix}log_priors and {prefix}precision must not be NaN")
+        if not math.isfinite(C) or not 0 < self.precision < math.inf:
+            errors.append(f"{prefix}means and {prefix}precision must be finite, and {prefix}precision > 0")
         elif abs(C - self.C) > 1e-5 * self.C:  # another C was loaded
             self.C = float(f"{C:.6g}")  # float32 means carry no more digits
 

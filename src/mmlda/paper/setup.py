@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
-
 from mmlda import data as datasets
 from mmlda import zoo
 from mmlda._utils.checks import check_choice, check_count, invalid
+from mmlda._utils.tensors import read_tensors
 from mmlda.attacks import Attack, AttackWarning, CarliniWagner
 from mmlda.data import ImageData
 from mmlda.evaluation.robustness import attack_images
 from mmlda.models import Classifier, build
+from mmlda.models.saved import fill
 from mmlda.paper import numbers
 from mmlda.paper.claims import RULES
 from mmlda.paper.rows import ADAM, HAT, MMLDA, SAT, SR, SR_ADAM, Row
@@ -192,7 +192,8 @@ def train(setup: Setup, jobs: list[Job], folder: str) -> list[dict[str, Any]]:
 def trained(setup: Setup, job: Job, folder: str) -> Classifier:
     """The network that a job has trained."""
     model = build(job.model)
-    model.load_state_dict(load_file(setup.out / folder / f"{job.name}.safetensors"))
+    path = setup.out / folder / f"{job.name}.safetensors"
+    fill(model, read_tensors(path)[0], path)
     return model.to(setup.device).eval()
 
 

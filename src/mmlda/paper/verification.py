@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load as load_tensors
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mmlda import attacks, zoo
 from mmlda._utils.checks import check_choice, check_count
+from mmlda._utils.files import read_json
+from mmlda._utils.tensors import read_tensors, unpacked
 from mmlda.data import CLASSES, ImageData, load, stratified
 from mmlda.evaluation.robustness import predictions
-from mmlda.models import build
+from mmlda.models.saved import restore
 from mmlda.paper.agreement import Agreement, honest_rate
 from mmlda.paper.expected import Outcomes, Record, attack_of, faults_and_unchecked
 from mmlda.paper.suspects import attacked_in_view
@@ -186,7 +185,7 @@ def _recompute(
 
 def _outcomes(result: Result, folder: Path) -> Outcomes:
     """The outcomes beside a result; a ValueError where it has none, or not those that its kind needs."""
-    claimed = {} if result.outcomes is None else load_tensors(result.read_outcomes(folder))
+    claimed = {} if result.outcomes is None else unpacked(result.read_outcomes(folder))
     if result.kind not in KINDS or "clean" not in claimed or result.data is None:
         kinds = f"{', '.join(KINDS[:-1])} or {KINDS[-1]}"
         raise ValueError(f"{result.name} must be a result with an outcome for each image ({kinds}), got {result.kind}")
@@ -236,9 +235,8 @@ def _find_network(result: Result, folder: Path) -> nn.Module:
     name, places = result.network, [parent / "networks" for parent in (folder, folder.parent)]  # packed: one below
     for place in places if name not in ("", "..") and Path(name).name == name else []:
         if (place / f"{name}.safetensors").is_file():  # left by a sweep
-            model = build(json.loads((place / f"{name}.json").read_text())["model"]).eval()
-            model.load_state_dict(load_file(place / f"{name}.safetensors"))
-            return model
+            config, path = read_json(place / f"{name}.json").get("model"), place / f"{name}.safetensors"
+            return restore(config, read_tensors(path)[0], path).eval()
         if (place / name / "run.json").is_file():
             return zoo.load(place / name)
     expected = f"the path of {name!r}, which does not ship and is not in {places[0]}"

@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+from mmlda._utils.files import open_regular, parse_json
+
 # In the order of safetensors' own writer: the widest first, to keep columns aligned.
 DTYPES = ("U64", "I64", "F64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16", "I8", "U8", "BOOL")
 
@@ -36,13 +38,15 @@ def read_columns(path: Path, prefix: str = "") -> dict[str, Column]:
     """Read the columns whose names begin with a prefix, keyed by the rest of the name."""
     columns = {}
     try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(min(length, path.stat().st_size)))
+        with open_regular(path) as file:
+            size, length = path.stat().st_size, int.from_bytes(file.read(8), "little")
+            header = parse_json(file.read(min(length, size)))
             for name, about in header.items():
                 if not name.startswith(prefix) or name == "__metadata__":
                     continue
                 begin, end = about["data_offsets"]
+                if not 0 <= begin <= end <= size:
+                    raise ValueError(name)
                 file.seek(8 + length + begin)
                 column = Column(about["dtype"], about["shape"], file.read(end - begin))
                 if column.dtype not in DTYPES or len(column.content) != end - begin:

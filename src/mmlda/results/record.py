@@ -15,15 +15,19 @@ import hashlib
 import json
 import math
 import re
+import typing
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mmlda._utils.files import write_whole
+from mmlda._utils.files import JSON_BYTES, open_regular, parse_json, write_whole
+from mmlda._utils.settings import typed
 from mmlda.results.columns import join_columns, read_columns
 from mmlda.results.intervals import wilson
 from mmlda.results.upgrade import SCHEMA, upgrade
 
+OUTCOMES = {"file": str, "sha256": str, "bytes": int}
 SHARED = ("recipe_settings", "attack_settings", "data", "versions", "series")  # stored once where results are packed
 
 
@@ -268,13 +272,17 @@ class Result:
         """
         if self.outcomes is None:
             raise ValueError(f"{self.name} must be a result with outcomes beside it, got one without")
-        file, packed, part = str(self.outcomes["file"]).partition("#")
+        file, packed, part = self.outcomes["file"].partition("#")
         path = Path(folder) / file
         if Path(file).is_absolute() or ".." in Path(file).parts:
             raise ValueError(f"{self.name}: outcomes must be in a file beside it, got {file!r}")
         if not path.is_file():
             raise ValueError(f"{path} is missing: it has the outcomes of {self.name}")
-        content = join_columns(read_columns(path, f"{part}/")) if packed else path.read_bytes()
+        if packed:
+            content = join_columns(read_columns(path, f"{part}/"))
+        else:
+            with open_regular(path) as opened:
+                content = opened.read()
         if hashlib.sha256(content).hexdigest() != self.outcomes["sha256"]:
             raise ValueError(f"{path} is truncated or altered (SHA-256 differs from the one that {self.name} has)")
         return content
@@ -289,8 +297,9 @@ def find_results(folder: str | Path) -> dict[str, Result]:
     """Read the results in a folder and its subfolders, packed or not.
 
     A result in a file of its own replaces a packed one of the same name in the same folder or below, since it is newer.
-    Files of other kinds are skipped. A subfolder of work (with a `work.json`) counts only where no result outside has
-    its name: `evaluate` and `reproduce` store their results above it, `attack` leaves its result in it.
+    Files of other kinds are skipped, with a warning where they are not JSON. A subfolder of work (with a `work.json`)
+    counts only where no result outside has its name: `evaluate` and `reproduce` store their results above it, `attack`
+    leaves its result in it.
 
     Parameters
     ----------
@@ -373,25 +382,30 @@ def read_file(path: Path, name: str | None = None) -> dict[str, Result]:
     it, in columns "<name of the result>/<column>".
     """
     packed = path.suffix == ".jsonl"
-    with path.open(encoding="utf-8") as file:
+    if not path.is_file():
+        return {}
+    with open_regular(path, JSON_BYTES) as file:
         try:
-            header = json.loads(file.readline() if packed else file.read())
+            header = parse_json(file.readline() if packed else file.read())
             schema, shared = header["schema"], header["shared" if packed else "cell"]
-        except (ValueError, TypeError, KeyError):
+        except ValueError as error:
+            warnings.warn(f"skipped {path}, which is damaged: {error}", stacklevel=3)
+            return {}
+        except (TypeError, KeyError):
             return {}
         if not packed:
             results = [_from_values(header, str(path))]
         else:
-            start = "" if name is None else f'{{"name": {json.dumps(name)},'
+            start = b"" if name is None else f'{{"name": {json.dumps(name)},'.encode()
             places = ((line, f"{path}, line {number}") for number, line in enumerate(file, 2) if line.startswith(start))
             results = [_from_values({"schema": schema, **_unpacked(line, shared, path, at)}, at) for line, at in places]
     return {result.name: result for result in results}
 
 
-def _unpacked(line: str, shared: dict[str, Any], table: Path, where: str) -> dict[str, Any]:
+def _unpacked(line: bytes, shared: dict[str, Any], table: Path, where: str) -> dict[str, Any]:
     """The fields of a packed result."""
     try:
-        values = json.loads(line)
+        values = parse_json(line)
         values |= {key: shared[values[key]] for key in SHARED if isinstance(values.get(key), str)}
         if "outcomes" in values:
             values["outcomes"] = {**values["outcomes"], "file": f"{table.stem}.safetensors#{values['name']}"}
@@ -403,16 +417,17 @@ def _unpacked(line: str, shared: dict[str, Any], table: Path, where: str) -> dic
 def _from_values(values: dict[str, Any], where: str) -> Result:
     """A result from the fields in a file, of this schema or an older one."""
     schema = values["schema"]
-    if not isinstance(schema, int) or schema > SCHEMA:
-        raise ValueError(f"{where}: schema must be at most {SCHEMA}, got {schema!r}: made by a newer mmlda")
+    if type(schema) is not int or not 1 <= schema <= SCHEMA:
+        raise ValueError(f"{where}: schema must be 1 to {SCHEMA}, got {str(schema)[:80]}: made by a newer mmlda?")
     try:
         known = {name: value for name, value in upgrade(values).items() if name in Result.__dataclass_fields__}
         for name in ("name", "kind", "what", "value"):
             if name not in known:
                 raise ValueError(f"{name} must be in every result, got none")
-        for name in ("cell", "numbers", "series", "versions"):
-            if not isinstance(known.get(name, {}), dict):
-                raise ValueError(f"{name} must be names with values, got {known[name]!r}")
+        typed(typing.get_type_hints(Result), known)
+        typed(OUTCOMES, known.get("outcomes") or {})
+        if (outcomes := known.get("outcomes")) is not None and not {"file", "sha256"} <= outcomes.keys():
+            raise ValueError(f"outcomes must be given with file and sha256, got {sorted(outcomes)}")
         if isinstance(known.get("interval"), list):
             known["interval"] = tuple(known["interval"])
         return Result(**known)

@@ -1,33 +1,45 @@
 """Checkpoints: tensors as safetensors, the rest as JSON, each file whole or not there; nothing is unpickled.
 
 A checkpoint is `step-00001000.safetensors` and, written after it, `step-00001000.json` with the tensors' SHA-256:
-the JSON file is what makes it one. The two newest are kept, so that a damaged one costs little.
+the JSON file is what makes it one. The two newest are kept, so that a damaged one costs little. `run.json` has a
+SHA-256 of itself, and checkpoints and networks have that of the run they belong to (`identity`). Files of older
+versions have neither and are accepted without.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load as load_bytes
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from mmlda._utils.files import write_json, write_whole
-from mmlda._utils.tensors import packed, save_tensors
+from mmlda._utils.checks import invalid
+from mmlda._utils.files import json_digest, open_regular, read_json, write_json, write_whole
+from mmlda._utils.settings import typed
+from mmlda._utils.tensors import packed, read_tensors, save_tensors, unpacked
 from mmlda._utils.training_data import recall
-from mmlda.models import build
-from mmlda.results import weights_digest
+from mmlda.models.saved import check_config, fill, restore
+from mmlda.training.recipes import Recipe
 
-__all__ = ["final", "load", "newest", "read_about", "read_weights", "save", "save_weights"]
+__all__ = ["final", "identity", "load", "newest", "read_about", "read_weights", "save", "save_weights", "write_about"]
 
 FORMAT = 1
 KEEP = 2
+RECORD: dict[str, Any] = {
+    **{"format": int, "step": int, "sha256": str, "run": str, "validation": dict[str, float]},
+    **{"seconds": float, "loss": float, "accuracy": float},
+}
+DATA: dict[str, Any] = {"name": str, "images": int | None, "sha256": str | None}  # of a DataLoader: None
+VALIDATION = DATA | {"every": int, "keep_best": bool, "patience": int | None}
+RUN: dict[str, Any] = {
+    **{"recipe": dict[str, Any], "model": dict[str, Any] | None, "data": dict[str, Any], "processes": int},
+    **{"amp": bool, "teacher": str, "start": str, "validation": dict[str, Any], "versions": dict[str, str]},
+    **{"classes": Sequence[str], "bounds": Sequence[Sequence[float]], "sha256": str},
+}
 
 
 def save(folder: str | Path, step: int, tensors: dict[str, Tensor], record: dict[str, Any]) -> Path:
@@ -36,7 +48,7 @@ def save(folder: str | Path, step: int, tensors: dict[str, Tensor], record: dict
     content = packed(tensors)
     path = write_whole(folder / f"step-{step:08d}.safetensors", content)
     record = {"format": FORMAT, "step": step, "sha256": hashlib.sha256(content).hexdigest(), **record}
-    write_json(path.with_suffix(".json"), {**record, "record": _digest(record)})
+    write_json(path.with_suffix(".json"), {**record, "record": json_digest(record)})
     kept = [record.stem for record in _records(folder)[:KEEP]]
     for old in sorted(folder.glob("step-*")):  # .json before .safetensors: tensors without a record are no checkpoint
         if old.stem not in kept:
@@ -44,16 +56,12 @@ def save(folder: str | Path, step: int, tensors: dict[str, Tensor], record: dict
     return path
 
 
-def _digest(record: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
-
-
 def _records(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*.json"), reverse=True)  # newest first
 
 
-def newest(folder: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """The newest checkpoint that is whole and unaltered, as (tensors, record), or None where there is none.
+def newest(folder: str | Path, about: dict[str, Any] | None = None) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """The newest checkpoint that is whole, unaltered and of the run `about`, as (tensors, record); None where none is.
 
     A damaged one is named in a warning, and the one before it is used; where all are damaged it is a ValueError,
     since starting afresh in silence would lose them.
@@ -61,15 +69,7 @@ def newest(folder: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]] | Non
     damaged = []
     for path in _records(Path(folder)):
         try:
-            record = json.loads(path.read_text())
-            if not isinstance(record, dict) or record.get("format") != FORMAT:
-                raise ValueError(f"format is not {FORMAT}")
-            if record.pop("record", None) != _digest(record) or path.stem != f"step-{record['step']:08d}":
-                raise ValueError("the record is altered")
-            content = path.with_suffix(".safetensors").read_bytes()
-            if hashlib.sha256(content).hexdigest() != record.get("sha256"):
-                raise ValueError("the tensors are truncated or altered (SHA-256 differs)")
-            return load_bytes(content), record
+            return _checkpoint(path, about)
         except (OSError, ValueError) as error:
             damaged.append(f"{path}: {error}")
             warnings.warn(f"checkpoint refused: {path}: {error}; trying the one before it", stacklevel=2)
@@ -79,43 +79,90 @@ def newest(folder: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]] | Non
     return None
 
 
-def final(folder: str | Path) -> dict[str, Tensor] | None:
+def _checkpoint(path: Path, about: dict[str, Any] | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    record = read_json(path)
+    if record.get("format") != FORMAT:
+        raise ValueError(f"format is not {FORMAT}")
+    digest = record.pop("record", None)
+    typed(RECORD, record)
+    if digest != json_digest(record) or path.stem != f"step-{record.get('step', -1):08d}":
+        raise ValueError("the record is altered")
+    _same_run(record, about)
+    with open_regular(path.with_suffix(".safetensors")) as file:
+        content = file.read()
+    if hashlib.sha256(content).hexdigest() != record.get("sha256"):
+        raise ValueError("the tensors are truncated or altered (SHA-256 differs)")
+    return unpacked(content), record
+
+
+def _same_run(header: dict[str, Any], about: dict[str, Any] | None) -> None:
+    """Raise where a checkpoint or a network is of another run."""
+    if about is None:
+        return
+    own = identity(about)
+    if header.get("run", None if "sha256" in about else own) != own:  # an older run's checkpoints do not say
+        raise ValueError("it belongs to another run")
+
+
+def final(folder: str | Path, about: dict[str, Any] | None = None) -> dict[str, Tensor] | None:
     """The weights of a finished run; None where it is not finished, or, with a warning, where they are damaged."""
     path = Path(folder) / "model.safetensors"
     if not path.is_file():
         return None
     try:
-        return read_weights(path)
+        return read_weights(path, about)
     except ValueError as error:
         warnings.warn(f"network refused: {error}; trying the newest checkpoint", stacklevel=2)
         return None
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """Weights that `save_weights` wrote; a ValueError where they are truncated or altered."""
+def read_weights(path: Path, about: dict[str, Any] | None = None) -> dict[str, Tensor]:
+    """Weights that `save_weights` wrote; a ValueError where they are truncated, altered or not of the run `about`."""
+    weights, header = read_tensors(path)
     try:
-        with safe_open(path, "pt") as file:
-            digest = (file.metadata() or {}).get("sha256")  # older files have none
-        weights = load_file(path)
-    except SafetensorError as error:
+        _same_run(header, about)
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    if digest not in (None, weights_digest(weights)):
-        raise ValueError(f"{path}: the weights are altered (SHA-256 differs)")
     return weights
 
 
 def save_weights(path: Path, weights: dict[str, Tensor], about: dict[str, str] | None = None) -> Path:
     """A network's weights, with their SHA-256 (and `about`) in the file's header."""
-    return save_tensors(path, weights, {"sha256": weights_digest(weights), **(about or {})})
+    return save_tensors(path, weights, about)
 
 
 def read_about(folder: Path) -> dict[str, Any]:
-    """A run's run.json; a ValueError where it is damaged."""
+    """A run's run.json, every part of which is checked; a ValueError where it is damaged or altered."""
     path = folder / "run.json"
+    about = read_json(path)
     try:
-        return dict(json.loads(path.read_text()))
-    except (TypeError, ValueError) as error:
+        typed(RUN, about)
+        described = {key: value for key, value in about.items() if key != "sha256"}
+        if about.get("sha256") not in (None, json_digest(described)):
+            raise ValueError("it was altered since it was written (SHA-256 differs)")
+        for name, hints in (("data", DATA), ("validation", VALIDATION)):
+            typed(hints, about.get(name, {}))
+        if missing := {"recipe", "data"} - about.keys() or DATA.keys() - about["data"].keys():
+            raise invalid("it", f"given with {', '.join(sorted(missing))}", sorted(about))
+        Recipe.from_dict(about["recipe"])
+        if about.get("model") is not None:
+            check_config(about["model"])
+    except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}): expected what a run writes; choose another folder") from None
+    return about
+
+
+def write_about(folder: Path, about: dict[str, Any], *, sealed: bool = True) -> None:
+    """Write a run's run.json with a SHA-256 of itself, unless it is one of an older version, which has none."""
+    described = {key: value for key, value in about.items() if key != "sha256"}
+    write_json(folder / "run.json", {**described, "sha256": json_digest(described)} if sealed else described)
+
+
+def identity(about: dict[str, Any]) -> str:
+    """SHA-256 of what a run is: of its run.json but for the versions, and for the steps, as a run can be lengthened."""
+    recipe = {key: value for key, value in about["recipe"].items() if key != "steps"}
+    described = {key: value for key, value in about.items() if key not in ("versions", "sha256")}
+    return json_digest({**described, "recipe": recipe})
 
 
 def load(source: str | Path, *, model: nn.Module | None = None, device: torch.device | str | None = None) -> nn.Module:
@@ -128,17 +175,15 @@ def load(source: str | Path, *, model: nn.Module | None = None, device: torch.de
     if not (folder / "run.json").is_file():
         raise ValueError(f"source = {str(source)!r}: expected the folder of a run, with its run.json")
     about = read_about(folder)
-    if model is None:
-        if about.get("model") is None:
-            raise ValueError(f"{folder}: its network has a backbone of its own; pass one like it as model=")
-        model = build(about["model"])
-    weights = final(folder)
+    if model is None and about.get("model") is None:
+        raise ValueError(f"{folder}: its network has a backbone of its own; pass one like it as model=")
+    weights = final(folder, about)
     if weights is None:
-        found = newest(folder)
+        found = newest(folder, about)
         if found is None:
             raise ValueError(f"{folder}: neither a finished network nor a checkpoint is there yet")
         weights = {name[6:]: tensor for name, tensor in found[0].items() if name.startswith("model.")}
         weights |= {name[8:]: tensor for name, tensor in found[0].items() if name.startswith("average.")}
-    model.load_state_dict(weights)
-    recall(model, about)
-    return model.to(device).eval()
+    filled = restore(about["model"], weights, folder) if model is None else fill(model, weights, folder)
+    recall(filled, about)
+    return filled.to(device).eval()

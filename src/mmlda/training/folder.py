@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import warnings
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from mmlda._utils.files import write_json, write_whole
+from mmlda._utils.files import parse_json, write_whole
 from mmlda._utils.training_data import remembered
 from mmlda.data import ImageData
 from mmlda.results import device_name, versions, weights_digest
@@ -98,18 +99,36 @@ def open_run(run: Run, data: ImageData | DataLoader[Any], device: torch.device, 
     if run.validation is not None:
         about["validation"] = run.validation.describe()
     if path.is_file():
-        older = {"amp": about["amp"], **remembered(run.model)}  # what they do not say
-        there = {**older, **checkpoints.read_about(run.out)}
+        written = checkpoints.read_about(run.out)
+        there = {"amp": about["amp"], **remembered(run.model), **written}  # older ones do not say
         if _lengthened(there, about):
             if share()[0] == 0:
-                write_json(path, {**checkpoints.read_about(run.out), "recipe": about["recipe"]})
+                longer = {**written, "recipe": {**written["recipe"], "steps": run.recipe.steps}}
+                checkpoints.write_about(run.out, longer, sealed="sha256" in written)
                 (run.out / "model.safetensors").unlink(missing_ok=True)  # its last checkpoint is continued
         elif (what := difference(there, about)) is not None:
             raise ValueError(f"out must be a folder without another run, got {str(run.out)!r}: {what}")
+        _compare_versions(run.out, written, device)
     elif share()[0] == 0:
-        write_json(path, {**about, "versions": {**versions(), "device": device_name(device)}})
+        start = weights_digest(run.model.state_dict())
+        checkpoints.write_about(run.out, {**about, "start": start, "versions": _versions(device)})
     if share()[1] > 1:
         dist.barrier()
+
+
+def _versions(device: torch.device) -> dict[str, str]:
+    return {**versions(), "device": device_name(device)}
+
+
+def _compare_versions(out: Path, written: dict[str, Any], device: torch.device) -> None:
+    """Warn where a run goes on with other software, threads or another device than it began with."""
+    if (out / "model.safetensors").is_file() or not any(out.glob("step-*.json")):
+        return
+    now, then = _versions(device), written.get("versions", {})
+    names = [name for name in ("mmlda", "torch", "device", "threads") if then.get(name, now[name]) != now[name]]
+    if changed := [f"{name} {then[name]}, now {now[name]}" for name in names]:
+        what = "; ".join(changed)
+        warnings.warn(f"the run in {out} was begun with {what}: its weights may differ by rounding", stacklevel=5)
 
 
 def _lengthened(there: dict[str, Any], about: dict[str, Any]) -> bool:
@@ -156,6 +175,7 @@ def save(run: Run, optimizer: torch.optim.Optimizer, average: Average | None) ->
         record: dict[str, Any] = {"seconds": run.seconds, "loss": run.loss, "accuracy": run.accuracy}
         if run.validation is not None:
             record["validation"] = run.validation.state()
+        record["run"] = checkpoints.identity(checkpoints.read_about(run.out))
         checkpoints.save(run.out, run.step, _state(run, optimizer, average), record)
     if share()[1] > 1:
         dist.barrier()
@@ -164,36 +184,49 @@ def save(run: Run, optimizer: torch.optim.Optimizer, average: Average | None) ->
 def resume(run: Run, optimizer: torch.optim.Optimizer, average: Average | None) -> None:
     """Bring network, optimizer, generators and metrics back to the newest checkpoint, if there is one."""
     assert run.out is not None
-    found = checkpoints.newest(run.out)
+    found = checkpoints.newest(run.out, checkpoints.read_about(run.out))
     metrics = run.out / "metrics.jsonl"
     text = metrics.read_text(errors="replace") if metrics.is_file() else ""
     if found is not None:
-        tensors, record = found
-        run.step, run.seconds = record["step"], record["seconds"]
-        run.loss, run.accuracy = record["loss"], record["accuracy"]
-        run.model.load_state_dict(_under("model.", tensors))
-        if average is not None:
-            average.load(_under("average.", tensors))
-        if run.validation is not None and "validation" in record:
-            device = next(run.model.parameters()).device
-            run.validation = dataclasses.replace(run.validation, **record["validation"])
-            run.validation.weights = {name: tensor.to(device) for name, tensor in _under("best.", tensors).items()}
-        state: dict[int, dict[str, Tensor]] = {}
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        for name, tensor in _under("optimizer.", tensors).items():
-            number, moment = name.split(".", 1)
-            like = parameters[int(number)]
-            if tensor.shape == like.shape:  # the fused kernels take for granted that moments lie as parameters do
-                tensor = torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
-            state.setdefault(int(number), {})[moment] = tensor
-        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-        torch.set_rng_state(tensors["generator.cpu"])
-        if "generator.cuda" in tensors and torch.cuda.is_available():
-            torch.cuda.set_rng_state(tensors["generator.cuda"])
+        try:
+            _continue(run, optimizer, average, *found)
+        except (KeyError, IndexError, TypeError, RuntimeError, ValueError) as error:
+            raise ValueError(f"{run.out}: its checkpoint does not fit the run ({error})") from None
     run.history = [entry for entry in _entries(text) if entry["step"] <= run.step]
     kept = "".join(json.dumps(entry) + "\n" for entry in run.history)
     if share()[0] == 0 and kept != text:  # steps that will be done again, or a line without its end
         write_whole(metrics, kept.encode())
+
+
+def _continue(
+    run: Run,
+    optimizer: torch.optim.Optimizer,
+    average: Average | None,
+    tensors: dict[str, Tensor],
+    record: dict[str, Any],
+) -> None:
+    """Bring network, optimizer and generators back to a checkpoint."""
+    run.step, run.seconds = record["step"], record["seconds"]
+    run.loss, run.accuracy = record["loss"], record["accuracy"]
+    run.model.load_state_dict(_under("model.", tensors))
+    if average is not None:
+        average.load(_under("average.", tensors))
+    if run.validation is not None and "validation" in record:
+        device = next(run.model.parameters()).device
+        run.validation = dataclasses.replace(run.validation, **record["validation"])
+        run.validation.weights = {name: tensor.to(device) for name, tensor in _under("best.", tensors).items()}
+    state: dict[int, dict[str, Tensor]] = {}
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for name, tensor in _under("optimizer.", tensors).items():
+        number, moment = name.split(".", 1)
+        like = parameters[int(number)]
+        if tensor.shape == like.shape:  # the fused kernels take for granted that moments lie as parameters do
+            tensor = torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
+        state.setdefault(int(number), {})[moment] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    torch.set_rng_state(tensors["generator.cpu"])
+    if "generator.cuda" in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors["generator.cuda"])
 
 
 def _entries(text: str) -> list[dict[str, float]]:
@@ -201,8 +234,9 @@ def _entries(text: str) -> list[dict[str, float]]:
     entries = []
     for line in text.splitlines():
         with suppress(ValueError):
-            entry = json.loads(line)
-            if isinstance(entry, dict) and isinstance(entry.get("step"), int):
+            entry = parse_json(line)
+            numbers = isinstance(entry, dict) and all(isinstance(value, int | float) for value in entry.values())
+            if numbers and {"step", "loss", "accuracy", "seconds"} <= entry.keys():
                 entries.append(entry)
     return entries
 

@@ -33,6 +33,7 @@ from mmlda.data import ImageData, as_images, images_for
 from mmlda.data.alignment import from_one, learn, numbered
 from mmlda.evaluation.accuracy import first_logits
 from mmlda.models import Classifier, fast_convolutions
+from mmlda.models.saved import fill
 from mmlda.training import checkpoints, folder
 from mmlda.training.folder import Run
 from mmlda.training.loader import LoaderBatches, batch_size, learn_classes
@@ -247,7 +248,7 @@ def training_steps(
         if options.amp is None and (out / "run.json").is_file():  # begun on another device, perhaps
             options = dataclasses.replace(options, amp=checkpoints.read_about(out).get("amp"))
         folder.open_run(run, data, device, amp=options.uses_amp(device))
-        if (finished := checkpoints.final(out)) is not None:
+        if (finished := checkpoints.final(out, checkpoints.read_about(out))) is not None:
             folder.reload(run, finished)
         else:
             yield from _steps(run, data, options, device, report, stopped)
@@ -328,7 +329,7 @@ def _steps(
     model.eval()
     fast_convolutions(model, False)
     if run.out is not None and share()[0] == 0:
-        checkpoints.save_weights(run.out / "model.safetensors", model.state_dict())
+        _save_weights(run, "model.safetensors")
 
 
 class _Journal:
@@ -418,14 +419,21 @@ def _stop(run: Run) -> None:
     raise KeyboardInterrupt(f"stopped at step {run.step}")
 
 
+def _save_weights(run: Run, name: str) -> None:
+    """Write the network to a file of its run."""
+    assert run.out is not None
+    about = {"run": checkpoints.identity(checkpoints.read_about(run.out))}
+    checkpoints.save_weights(run.out / name, run.model.state_dict(), about)
+
+
 def _craft_from_the_start(run: Run, batches: Batches) -> None:
     """Craft on the network as it was given, also when the run is resumed: its weights are kept for that."""
     if run.out is not None:
         path = run.out / "start.safetensors"
         if path.is_file():
-            run.model.load_state_dict(checkpoints.read_weights(path))
+            fill(run.model, checkpoints.read_weights(path, checkpoints.read_about(run.out)), path)
         elif share()[0] == 0:
-            checkpoints.save_weights(path, run.model.state_dict())
+            _save_weights(run, path.name)
     craft_once(run.model, batches)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmlda._utils.checks import check_choice, check_count, invalid
+from mmlda._utils.settings import checked, typed
 from mmlda.data import ImageData
 
 __all__ = ["RECIPES", "Adversary", "Recipe", "hat", "network", "sat"]
@@ -176,6 +177,8 @@ class Recipe:
             _check_number(name, getattr(self, name), "a number in [0, 1)", lambda v: 0 <= v < 1)
         for name in ("lr", "weight_decay", "gamma"):
             _check_number(name, getattr(self, name), "a finite number >= 0", lambda v: 0 <= v < math.inf)
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise invalid("betas", "two numbers in [0, 1)", self.betas)
         for milestone in self.milestones:
             check_count("milestones", milestone, 0)
         if list(self.milestones) != sorted(set(self.milestones)):
@@ -202,19 +205,22 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Recipe:
-        """The inverse of `dataclasses.asdict`, also after a trip through JSON."""
+        """The inverse of `dataclasses.asdict`, also after a trip through JSON; a ValueError for any other values."""
 
-        def known(given: dict[str, Any]) -> dict[str, Any]:
+        def known(given: Any, kind: Any, what: str) -> dict[str, Any]:
+            typed({what: dict[str, Any]}, {what: given})
             unused = [name for name in ("label_smoothing", "ramp") if not given.get(name)]  # fields of older versions
             kept = {name: value for name, value in given.items() if name not in unused}
-            return {name: tuple(value) if isinstance(value, list) else value for name, value in kept.items()}
+            if kept.get("loss") == "joint":  # its name in older files
+                kept["loss"] = "centre"
+            if kept.get("adversary") is not None:
+                kept["adversary"] = Adversary(**known(kept["adversary"], Adversary, "adversary"))
+            required = [field.name for field in dataclasses.fields(kind) if field.default is dataclasses.MISSING]
+            if missing := [name for name in required if name not in kept]:
+                raise invalid(what, f"given with {', '.join(missing)}", sorted(kept))
+            return checked(kind, kept, what)
 
-        values = known(values)
-        if values.get("loss") == "joint":  # its name in older files
-            values["loss"] = "centre"
-        if isinstance(values.get("adversary"), dict):
-            values["adversary"] = Adversary(**known(values["adversary"]))
-        return cls(**values)
+        return cls(**known(values, cls, "recipe"))
 
 
 def _check_number(name: str, value: Any, expected: str, fits: Callable[[Any], bool]) -> None:

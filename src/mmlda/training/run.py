@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -16,7 +15,8 @@ import torch.distributed as dist
 from torch import nn
 
 from mmlda._utils.checks import check_choice, invalid
-from mmlda._utils.files import write_json
+from mmlda._utils.files import read_json, write_json
+from mmlda._utils.settings import typed
 from mmlda.data import ImageData, holdout, load, stratified
 from mmlda.evaluation.accuracy import Accuracy, accuracy, check_fits
 from mmlda.models import SoftmaxHead, build
@@ -25,6 +25,11 @@ from mmlda.training.loop import Run, fit
 from mmlda.training.recipes import RECIPES, Recipe, network
 
 __all__ = ["choose_recipe", "train"]
+
+SOURCE: dict[str, Any] = {  # train.json
+    **{"data": str, "n": int | None, "validation": int | None, "priors": str | None, "fine_tuned": bool},
+    **{"keep_best": bool | None, "patience": int | None, "validate_every": int | None},
+}
 
 
 def train(
@@ -153,11 +158,11 @@ def _earlier(out: str | Path | None) -> dict[str, Any]:
         return {}
     about, path = checkpoints.read_about(Path(out)), Path(out) / "train.json"
     try:
-        source = dict(json.loads(path.read_text())) if path.is_file() else {"data": about["data"]["name"]}
-        recipe = Recipe.from_dict(about["recipe"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} or the run.json beside it is damaged ({error}); choose another folder") from None
-    return {"fine_tuned": False, **source, "recipe": recipe, "model": about.get("model")}
+        source = read_json(path) if path.is_file() else {"data": about["data"]["name"]}
+        typed(SOURCE, source)
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); choose another folder") from None
+    return {"fine_tuned": False, **source, "recipe": Recipe.from_dict(about["recipe"]), "model": about.get("model")}
 
 
 def _announce(out: Path, before: dict[str, Any], recipe: Recipe, data: ImageData) -> None:

@@ -29,7 +29,7 @@ from torch import nn
 from mmlda import data as datasets
 from mmlda._utils.checks import check_count, check_positive, invalid
 from mmlda._utils.device import device_of
-from mmlda._utils.files import write_json, write_whole
+from mmlda._utils.files import read_json, write_json, write_whole
 from mmlda._utils.progress import progress
 from mmlda._utils.tensors import packed
 from mmlda.data import ImageData, as_images
@@ -306,11 +306,9 @@ def _finished(job: Job, folder: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        record = json.loads(path.read_text())
-        if not isinstance(record, dict):
-            raise ValueError("it is no record")
+        record = read_json(path)
     except ValueError as error:
-        warnings.warn(f"result refused: {path}: {error}; doing the job again", stacklevel=2)
+        warnings.warn(f"result refused: {error}; doing the job again", stacklevel=2)
         return None
     if (what := difference(record, _about(job))) is not None:
         raise ValueError(f"{path} is the result of another job: {what}; choose another folder or name")

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from mmlda._utils.checks import check_choice, invalid
+from mmlda._utils.files import parse_json
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
+    from torch import nn
 
     from mmlda.models import Classifier
 
@@ -159,60 +160,42 @@ def load(source: str | Path, *, model: Any = None, device: torch.device | str | 
     >>> model(torch.rand(2, 1, 28, 28)).shape
     torch.Size([2, 10])
     """
+    from mmlda._utils.tensors import read_tensors
     from mmlda._utils.training_data import recall
-    from mmlda.models import build
+    from mmlda.models.saved import fill, restore
     from mmlda.training import checkpoints
 
     if not isinstance(source, str | Path):
         raise _no_network(source)
     folder, path = Path(source), Path(source) / "model.safetensors"
     if str(source) in names():
-        card, path = about(str(source)), FOLDER / f"{source}.safetensors"
-        config, data = card["model"], card
+        path, card = FOLDER / f"{source}.safetensors", about(str(source))
     elif (folder / "run.json").is_file():
-        try:
-            return checkpoints.load(folder, model=model, device=device)
-        except RuntimeError as error:
-            raise _misfit(folder, error) from None
-    elif path.is_file():
-        config, data = _header(path)
-    else:
+        return checkpoints.load(folder, model=model, device=device)
+    elif not path.is_file():
         raise _no_network(str(source))
-    if model is None:
-        if config is None:
-            raise invalid("model", "a network to put the weights into, as this one has a backbone of its own", None)
-        model = build(config)
-    recall(model, data)
-    return _filled(model, checkpoints.read_weights(path), path).to(device).eval()
+    weights, header = read_tensors(path)
+    config, data = (card["model"], card) if str(source) in names() else _described(header, path)
+    if model is None and config is None:
+        raise invalid("model", f"a network to put the weights into, as that in {path} has a backbone of its own", None)
+    network = restore(config, weights, path) if model is None else fill(model, weights, path)
+    recall(network, data)
+    return network.to(device).eval()
 
 
 def _no_network(source: Any) -> ValueError:
     return invalid("source", f"a folder with a network, or one of {', '.join(names())}", source)
 
 
-def _header(path: Path) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+def _described(header: dict[str, str], path: str | Path) -> tuple[dict[str, Any] | None, dict[str, Any]]:
     """The descriptions in a file's header: of the network, None if there is none, and of its training set."""
-    from safetensors import SafetensorError, safe_open
-
     try:
-        with safe_open(path, "pt") as file:
-            header = file.metadata() or {}
-        return json.loads(header.get("model", "null")), dict(json.loads(header.get("data", "{}")))
-    except (SafetensorError, TypeError, ValueError) as error:
+        data = parse_json(header.get("data", "{}"))
+        if not isinstance(data, dict):
+            raise invalid("data", "a dictionary", data)
+        return parse_json(header.get("model", "null")), data
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-
-
-def _filled(model: nn.Module, weights: dict[str, Tensor], path: Path) -> nn.Module:
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
-        raise _misfit(path, error) from None
-    return model
-
-
-def _misfit(path: Path, error: RuntimeError) -> ValueError:
-    first = str(error).splitlines()[1:2] or [str(error)]
-    return ValueError(f"weights must fit the network, got {str(path)!r}: {first[0].strip()}")
 
 
 def user_network(
@@ -262,16 +245,18 @@ def user_network(
         what = type(network).__name__
         raise ValueError(f"model must be a function that returns a torch.nn.Module, got {name!r}, which returns {what}")
     if weights is not None:
+        from mmlda._utils.tensors import read_tensors
         from mmlda._utils.training_data import recall
+        from mmlda.models.saved import fill
         from mmlda.training import checkpoints
 
+        folder = Path(weights).parent  # of a run, perhaps
         try:
-            tensors = checkpoints.read_weights(Path(weights))
-            folder = Path(weights).parent  # of a run, perhaps
+            tensors, header = read_tensors(weights)
             run = (folder / "run.json").is_file()
-            recall(network, checkpoints.read_about(folder) if run else _header(Path(weights))[1])
+            recall(network, checkpoints.read_about(folder) if run else _described(header, weights)[1])
         except (OSError, ValueError) as error:
             why = str(error).removeprefix(f"{weights}: ")
             raise ValueError(f"weights must be a safetensors file, got {str(weights)!r} ({why})") from None
-        _filled(network, tensors, Path(weights))
+        fill(network, tensors, weights)
     return network.to(device).eval()
