@@ -41,6 +41,7 @@ bench: .venv/bench-ready
 # Promises about untrusted input, at scale: minutes to hours. Its figures are committed.
 soak: .venv/test-ready
 	$(BIN)/python tools/soak.py files --out benchmarks/results/soak/files.json
+	$(BIN)/python tools/soak.py kills --out benchmarks/results/soak/kills.json
 
 .venv/demo-ready: pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'mmlda needs Python 3.11 or newer')"

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import soak_files
+import soak_kills
 
 
 @pytest.mark.long
@@ -38,3 +39,26 @@ def test_a_broken_promise_is_noticed(monkeypatch):
 def written(kind, folder):
     kind.write(folder)
     return (folder / "model.safetensors").read_bytes()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", list(soak_kills.SCENARIOS))
+def test_killed_work_ends_as_if_nothing_had_happened(name):
+    counts = soak_kills.disturb(name, 4, seed=1)
+    assert counts["kills"] >= 4 and counts["different"] == 0
+
+
+@pytest.mark.long
+def test_kills_notice_work_that_ends_differently(monkeypatch):
+    """A scenario that counts its starts in its folder is different once it was killed."""
+
+    def forgetful(out):
+        out.mkdir(exist_ok=True)
+        starts = out / "starts"
+        starts.write_text(starts.read_text() + "x" if starts.exists() else "x")
+        for n in range(50):
+            (out / f"{n}").write_text("")
+        return starts.read_text()
+
+    monkeypatch.setitem(soak_kills.SCENARIOS, "forgetful", forgetful)
+    assert soak_kills.disturb("forgetful", 3, seed=0)["different"] > 0

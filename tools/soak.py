@@ -1,9 +1,10 @@
-"""Try the promises about untrusted input at scale, and write the figures: `make soak`, or one part of it.
+"""Try the promises about damage at scale, and write the figures: `make soak`, or one part of it.
 
     python tools/soak.py files --n 10000 --seed 0 --out benchmarks/results/soak/files.json
 
-`files` mutates valid files of every format that is read (see `soak_files`). Each sub-command prints a table, writes
-its figures with their provenance, and exits with 1 where a promise was broken.
+`files` mutates valid files of every format that is read (see `soak_files`), `kills` kills running work and resumes it
+(`soak_kills`). Each sub-command prints a table, writes its figures with their provenance, and exits with 1 where a
+promise was broken.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import soak_files
+import soak_kills
 
 from mmlda.results import measured_on
 
@@ -34,6 +36,15 @@ def files(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         yield {"n": options.n, "failed": failed, "formats": found}
 
 
+def kills(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    found: dict[str, Any] = {}
+    for name in soak_kills.SCENARIOS:
+        found[name] = counts = soak_kills.disturb(name, -(-options.n // len(soak_kills.SCENARIOS)), options.seed)
+        print(f"{name:20s} {', '.join(f'{key} {value}' for key, value in counts.items())}", flush=True)
+        done, failed = (sum(counts[key] for counts in found.values()) for key in ("kills", "different"))
+        yield {"n": done, "failed": failed, "scenarios": found}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
@@ -41,6 +52,9 @@ def main() -> None:
     part.add_argument("--n", type=int, default=10_000, help="mutants per format")
     part.add_argument("--formats", default="", help=f"some of {','.join(soak_files.FORMATS)}")
     part.set_defaults(run=files)
+    part = commands.add_parser("kills", help="SIGKILLs of training, sweeps, attacks and evaluations")
+    part.add_argument("--n", type=int, default=1000, help="kills in all")
+    part.set_defaults(run=kills)
     for part in commands.choices.values():
         part.add_argument("--seed", type=int, default=0)
         part.add_argument("--out", type=Path, help="JSON file for the figures (default: none)")

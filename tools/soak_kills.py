@@ -144,6 +144,7 @@ def wait(child: int, delay: float | None) -> bool:
 
 def disturb(name: str, kills: int, seed: int) -> dict[str, Any]:
     """Kill a scenario `kills` times, over as many runs as that takes; count the runs that ended differently."""
+    torch.set_num_threads(1)
     scenario, draw = SCENARIOS[name], random.Random(f"{seed} {name}")
     with tempfile.TemporaryDirectory() as where:
         answer = Path(where) / "answer"
@@ -164,15 +165,3 @@ def disturb(name: str, kills: int, seed: int) -> dict[str, Any]:
             runs += 1
             different += answer.read_text() != expected
     return {"kills": done, "runs": runs, "different": different, "seconds_undisturbed": round(seconds, 3)}
-
-
-def soak(n: int, seed: int) -> dict[str, dict[str, Any]]:
-    """Counts for each scenario, with `n` kills in all."""
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as where:
-        training(Path(where) / "warm")  # imports what is imported late
-    found = {}
-    for name in SCENARIOS:
-        found[name] = disturb(name, -(-n // len(SCENARIOS)), seed)
-        print(f"{name:20s} {', '.join(f'{key} {value}' for key, value in found[name].items())}", flush=True)
-    return found
