@@ -32,7 +32,9 @@ from mmlda.training.recipes import Adversary, Recipe
 OUT = Path(__file__).parents[1] / "benchmarks" / "results" / "soak-networks.json"
 EPS, IMAGES = 0.2, 100  # nothing of a plain network is left at this radius
 AUDIT: dict[str, Any] = {"eps": EPS, "steps": 10, "queries": 300, "passes": 8, "show": False}
-PLAIN = [(head, backbone, 8, False, seed) for head in ("softmax", "mmlda") for backbone, seed in (("conv", 0), ("mlp", 1))]
+PLAIN = [
+    (head, backbone, 8, False, seed) for head in ("softmax", "mmlda") for backbone, seed in (("conv", 0), ("mlp", 1))
+]
 
 
 @cache
@@ -155,8 +157,10 @@ class Detour(nn.Module):
             "later": self.calls > 300 and x.requires_grad,
             "large batch": len(x) > 20 and x.requires_grad,
         }[self.when]
-        return Replace.apply(z.detach(), self.other(x)) if turned and self.when != "autograd" else (
-            self.other(x).roll(1, 1) if turned else z
+        return (
+            Replace.apply(z.detach(), self.other(x))
+            if turned and self.when != "autograd"
+            else (self.other(x).roll(1, 1) if turned else z)
         )
 
 
@@ -241,8 +245,10 @@ TRICKS: dict[str, dict[str, Callable[[nn.Module], nn.Module]]] = {
     },
     "state": {
         "batch's mean": after(lambda z: z - 0.5 * z.mean(0, keepdim=True)),
-        **{f"detour: {when}": (lambda net, when=when: Detour(net, when)) for when in
-           ("autograd", "grad enabled", "third call", "later", "large batch")},
+        **{
+            f"detour: {when}": (lambda net, when=when: Detour(net, when))
+            for when in ("autograd", "grad enabled", "third call", "later", "large batch")
+        },
         "memory": Remembering,
     },
 }
@@ -278,7 +284,12 @@ def masked(i: int, seed: int) -> dict[str, Any]:
     torch.manual_seed(seed)
     with torch.no_grad():
         transferred = float((tricked()(moved).argmax(1) == y).double().mean())
-    return {"network": list(plain), "tricks": [name for _, name in tricks], "transferred": transferred, **judged(tricked())}
+    return {
+        "network": list(plain),
+        "tricks": [name for _, name in tricks],
+        "transferred": transferred,
+        **judged(tricked()),
+    }
 
 
 def honest(i: int, seed: int) -> dict[str, Any]:

@@ -104,19 +104,25 @@ def test_a_linear_gradient_is_exact(digits, linear):
     for sign, share in ((1, 0.0), (-1, 1.0)):
         net = soak.lying("flipped", near=False)(linear) if sign < 0 else linear
         view = View(with_gradient(net))
-        witness = Witness(view=view, model=net, unused=net, first=net(x).detach(), eps=0.1, seed=0)
+        witness = Witness(view=view, model=net, unused=net, first=net(x).detach(), eps=0.1, batch_size=128, seed=0)
         for _ in range(3):
             witness.look(x, y, torch.arange(20), (x + 0.1 * torch.rand_like(x)).clamp(0, 1))
         found = witness.numbers()
         assert found["compared"] == 60 and found["answers_changed"] == 0
         # where the change is next to nothing beside the gradient, its sign is not asked for
-        assert found["gradient_off"] == 0 if share == 0 else found["gradient_off"] > 0.9
+        assert found["gradient_off"] == 0 if share == 0 else found["gradient_off"] > 0.7
 
 
 @pytest.mark.long
 def test_generated_networks(monkeypatch):
     names = [name for tricks in soak.TRICKS.values() for name in tricks]
-    chosen = [0, 3, names.index("gradient fixed inside eps"), names.index("x 1e4"), names.index("one-hot, logits' gradient")]
+    chosen = [
+        0,
+        3,
+        names.index("gradient fixed inside eps"),
+        names.index("x 1e4"),
+        names.index("one-hot, logits' gradient"),
+    ]
     chosen += [names.index("waves"), names.index("detour: autograd"), names.index("memory"), 100, 101]
     recipe_of = soak.recipe_of
     monkeypatch.setattr(soak, "recipe_of", lambda i, seed: recipe_of(chosen[i] if i < 10 else i, seed))

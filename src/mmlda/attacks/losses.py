@@ -25,7 +25,17 @@ from torch import Tensor
 from mmlda.attacks.checks import invalid
 from mmlda.attacks.noise import Noise
 
-__all__ = ["Loss", "check_loss", "choose_target", "kl_divergence", "least_likely", "margin", "moderate", "other_classes", "score"]
+__all__ = [
+    "Loss",
+    "check_loss",
+    "choose_target",
+    "kl_divergence",
+    "least_likely",
+    "margin",
+    "moderate",
+    "other_classes",
+    "score",
+]
 
 LOSSES = ("ce", "margin", "dlr", "targeted")
 

@@ -182,10 +182,11 @@ def _checks(e: Evidence) -> Iterator[Check]:
     yield few("hidden", e.hidden.sum())
     # that nothing survives is no fault
     yield few("survivors", e.proven.sum(), limit=p.number("chance"), below=None, beyond=True)
-    yield _compared(p, "gradient", "gradient_off", limit=HONEST)
-    yield _compared(p, "grad mode", "grad_mode")
-    yield _compared(p, "batches", "alone")
-    yield _compared(p, "calls", "answers_changed")
+    times, batch = round(p.number("compared")), min(e.settings.batch_size, e.n)
+    yield _compared(p, "gradient", "gradient_off", times, limit=HONEST)
+    yield _compared(p, "grad mode", "grad_mode", batch)
+    yield _compared(p, "batches", "alone", min(ALONE, batch))
+    yield _compared(p, "calls", "answers_changed", times)
     yield few("zero gradients", p.count("zero_gradient"), of=p.right)
     yield Check(name="tiny gradients", measured=p.numbers.get("tiny_gradient"))
     if not p.no_float64:
@@ -229,13 +230,10 @@ def _counted(
     return Check(name=name, measured=share, limit=limit, passed=sides[0], otherwise=sides[1], count=count, of=of)
 
 
-def _compared(p: Profile, name: str, number: str, limit: float = LIMIT) -> Check:
+def _compared(p: Profile, name: str, number: str, of: int, limit: float = LIMIT) -> Check:
     """A check of a share of comparisons; audits from before these comparisons have none."""
     measured = p.numbers.get(number)
-    if measured is None:
-        return Check(name=name)
-    of = {"grad_mode": p.n, "alone": min(ALONE, p.n)}.get(number, round(p.number("compared")))
-    return _counted(name, round(measured * of), of=of, limit=limit)
+    return Check(name=name) if measured is None else _counted(name, round(measured * of), of=of, limit=limit)
 
 
 def _broken(e: Evidence, which: Callable[[Trial], bool]) -> Tensor:

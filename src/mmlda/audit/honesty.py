@@ -30,7 +30,7 @@ SIDEWAYS = 0.3  # of a typical change in a random direction: a smaller one is no
 def apart(one: Tensor, two: Tensor) -> Tensor:
     """Which rows of two passes, or of two gradients, differ by more than the rounding of float32 kernels: bool [N]."""
     far = (one - two).abs().amax(1)
-    return ~(far <= RANDOM * torch.maximum(one.amax(1) - one.amin(1), two.amax(1) - two.amin(1)))  # true for NaN
+    return far > RANDOM * torch.maximum(one.amax(1) - one.amin(1), two.amax(1) - two.amin(1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +45,8 @@ class Witness:
         The network itself, and a copy that is only asked here; the network again if it is a function.
     first
         The first answers to the images [n, L]; None for a random network, whose answers differ anyway.
-    eps, seed
-        The radius of the audit, and its seed.
+    eps, batch_size, seed
+        The settings of the audit.
     off, changed
         What `look` has found: bool, one entry per comparison.
     """
@@ -56,6 +56,7 @@ class Witness:
     unused: Model
     first: Tensor | None
     eps: float
+    batch_size: int
     seed: int
     off: list[Tensor] = field(default_factory=list)
     changed: list[Tensor] = field(default_factory=list)
@@ -63,7 +64,7 @@ class Witness:
     def look(self, x: Tensor, y: Tensor, rows: Tensor, moved: Tensor) -> None:
         """Compare at a few of the images x [N] of the data's `rows`, which an attack has moved."""
         draws = torch.Generator().manual_seed(self.seed + 7919 * len(self.off))
-        pick = torch.randperm(len(x), generator=draws)[:PICKED].to(x.device)
+        pick = torch.randperm(len(x), generator=draws)[: min(PICKED, max(1, self.batch_size // 2))].to(x.device)
         x, y, moved = x[pick], y[pick], moved[pick].to(x.dtype)
         if self.first is not None:
             with torch.no_grad():
@@ -104,10 +105,10 @@ class Witness:
 
     def _each(
         self, function: Callable[[Tensor, Tensor], Tensor], points: Sequence[Tensor], y: Tensor, seed: int
-    ) -> Sequence[Tensor]:
-        """The function at each of the points; with the same random numbers, so that a random network is one function."""
+    ) -> list[Tensor]:
+        """The function at each of the points, with the same random numbers: a random network is one function then."""
         if self.first is not None:
-            return function(torch.cat([*points]), y.repeat(len(points))).chunk(len(points))
+            return list(function(torch.cat([*points]), y.repeat(len(points))).chunk(len(points)))
         found = []
         for x in points:
             with seeded(x.device, seed):
@@ -115,7 +116,7 @@ class Witness:
         return found
 
     def numbers(self) -> dict[str, float | None]:
-        """The shares of comparisons where the gradient is off and where an answer has changed, and how many there were."""
+        """The shares of comparisons where the gradient is off and where an answer has changed, and their number."""
         found: dict[str, float | None] = {}
         for name, parts in (("gradient_off", self.off), ("answers_changed", self.changed)):
             if parts:

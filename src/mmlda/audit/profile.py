@@ -154,7 +154,7 @@ def examine(
         part = slice(batch_size)
         numbers |= settings_matter(logits, net, x[part], y[part], z[part])
     first = None if random else z
-    witness = Witness(view=logits, model=model, unused=unused, first=first, eps=eps, seed=seed)
+    witness = Witness(view=logits, model=model, unused=unused, first=first, eps=eps, batch_size=batch_size, seed=seed)
     subject = Subject(model=model, x=x, y=y, judge=judge, right=right, moving=moving, views=views, witness=witness)
     profile = Profile(
         n=len(y),

@@ -121,8 +121,8 @@ def audit(
     with seeded(place, seed):
         net = copied(model, place)
         x, y = part.pixels().to(place), part.labels.to(place)
-        rest = {"eps": eps, "passes": passes, "batch_size": batch_size, "seed": seed}
-        subject, profile = examine(net, copied(model, place), x, y, **rest)
+        unused = copied(model, place)
+        subject, profile = examine(net, unused, x, y, eps=eps, passes=passes, batch_size=batch_size, seed=seed)
         other = None if surrogate is None else copied(surrogate, place)
         trials, reached = run_trials(subject, profile.surface, settings, other, show)
         profile = replace(profile, numbers=profile.numbers | subject.witness.numbers())

@@ -13,7 +13,7 @@ from mmlda.audit.verdict import Verdict
 MARKS = {True: "ok    ", False: "FAILED", None: "      "}
 
 COMPARED = {
-    "gradient": "The gradient does not match the values in {} of the comparisons: where it does not, attacks are misled.",
+    "gradient": "The gradient does not match the values in {} of the comparisons; there it misleads attacks.",
     "grad mode": "{} of the answers differ with and without autograd.",
     "batches": "{} of the answers, or of their gradients, differ between a batch and a single image.",
     "calls": "{} of the answers differ from the first ones, or from those of an unused copy of the network.",
