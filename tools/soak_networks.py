@@ -1,6 +1,6 @@
 """Audit generated networks whose robustness is known: 200 that mask or lie, and 50 honest ones.
 
-    python tools/soak_networks.py [OUT]      # half an hour on one core; finished networks are kept
+    python tools/soak_networks.py [OUT]      # eight minutes on one core; finished networks are kept
 
 Every masked network is a plain one, of which nothing survives at the radius of the audit, behind one to three tricks:
 none may be called "real". The honest ones are plain or adversarially trained: at most 2 of 50 may be called "masked".
