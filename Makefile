@@ -42,6 +42,7 @@ bench: .venv/bench-ready
 soak: .venv/test-ready
 	$(BIN)/python tools/soak.py files --out benchmarks/results/soak/files.json
 	$(BIN)/python tools/soak.py kills --out benchmarks/results/soak/kills.json
+	$(BIN)/python tools/soak_networks.py
 
 .venv/demo-ready: pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'mmlda needs Python 3.11 or newer')"

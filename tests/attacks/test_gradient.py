@@ -246,7 +246,7 @@ def test_a_loss_may_be_a_function() -> None:
     result = BIM(eps=0.25, loss=features)(net, x, y)
     before = features(net, x, y)
     assert (features(net, result.x_adv, y) > before).all() and result.success.float().mean() > 0.5
-    with pytest.raises(ValueError, match=r"loss must return one value per sample, .* got shape \[\]"):
+    with pytest.raises(ValueError, match=r"loss must return one value per sample, .* got a float32 tensor \[\]"):
         BIM(eps=0.1, loss=lambda m, x, y: F.cross_entropy(m(x), y))(model, x, y)
 
 

@@ -113,5 +113,5 @@ def test_labels_of_a_byte_and_a_loss_that_is_no_tensor() -> None:
     model, (x, y) = network("sr"), images(8)
     with pytest.raises(ValueError, match=r"target must be .* got labels 300 to 300"):
         PGD(eps=0.1)(model, x, y.to(torch.uint8), target=300)
-    with pytest.raises(ValueError, match=r"loss must return .* got a int"):
+    with pytest.raises(ValueError, match=r"loss must return .* got an int"):
         PGD(eps=0.1, loss=lambda model, x, y: 3)(model, x, y)

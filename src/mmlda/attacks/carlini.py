@@ -35,7 +35,7 @@ from torch import Tensor
 from mmlda.attacks.base import Attack
 from mmlda.attacks.checks import invalid
 from mmlda.attacks.gradient import tall
-from mmlda.attacks.losses import choose_target, margin, other_classes
+from mmlda.attacks.losses import choose_target, margin, moderate, other_classes
 from mmlda.attacks.result import AttackResult, measure
 from mmlda.attacks.surface import Surface
 
@@ -172,17 +172,21 @@ class CarliniWagner(Attack):
             goals = other_classes(z, y)[todo].T.flatten()
             todo = todo.repeat(z.shape[1] - 1)
             aimed = True
-        self._search(surface, x, todo, goals, aimed, found)
+        # Logits of an extreme scale would need a c that no bisection reaches, or make Adam's squares overflow.
+        c = self.initial_c * moderate(_spread(z)).to(best_sq.dtype)
+        self._search(surface, x, c, todo, goals, aimed, found)
 
         best, prediction = self._last_look(surface, x, label, target is not None, found)
         success = (prediction != y if target is None else prediction == target) & (best_sq < torch.inf)
         return measure(x, best, y, target, self.bounds, prediction, found.spent, clean=clean, zero=zero, found=success)
 
-    def _search(self, surface: Surface, x: Tensor, todo: Tensor, goals: Tensor, aimed: bool, found: _Found) -> None:
-        """Search for each of `todo` towards (or away from) its `goals`; write to `found`."""
+    def _search(
+        self, surface: Surface, x: Tensor, c: Tensor, todo: Tensor, goals: Tensor, aimed: bool, found: _Found
+    ) -> None:
+        """Search for each of `todo` towards (or away from) its `goals`, from its first c on; write to `found`."""
         size, K = min(len(todo), len(x)), min(max(10, self.steps // 100), 50)
         step = partial(self._step, surface, aimed)
-        rows, next_ = self._open(x, todo[:size], goals[:size]), size
+        rows, next_ = self._open(x, c, todo[:size], goals[:size]), size
         while len(rows.who):
             changed, read = (tuple(getattr(rows, name) for name in names) for names in (_CHANGED, _READ))
             for _ in range(K):
@@ -197,7 +201,7 @@ class CarliniWagner(Attack):
             found.record(rows.take(left))
             fresh = slice(next_, next_ + len(left))
             if len(todo[fresh]):
-                rows.put(left[: len(todo[fresh])], self._open(x, todo[fresh], goals[fresh]))
+                rows.put(left[: len(todo[fresh])], self._open(x, c, todo[fresh], goals[fresh]))
                 next_ += len(left)
             busy = rows.search < self.search_steps
             n, size = int(busy.sum()), len(busy)
@@ -205,7 +209,7 @@ class CarliniWagner(Attack):
             if n < size and not (busy.is_cuda and n > 0 and (n > 0.75 * size or size <= 32)):
                 rows = rows.take(busy.nonzero()[:, 0])
 
-    def _open(self, x: Tensor, who: Tensor, label: Tensor) -> _Rows:
+    def _open(self, x: Tensor, c: Tensor, who: Tensor, label: Tensor) -> _Rows:
         x = x[who]
         w = self._start(x)
         real, whole = torch.zeros(len(x), dtype=w.dtype, device=x.device), torch.zeros_like(who)
@@ -213,7 +217,7 @@ class CarliniWagner(Attack):
             "w": w,
             "m": torch.zeros_like(w),
             "v": torch.zeros_like(w),
-            "c": real + self.initial_c,
+            "c": c[who],
             "rate": real + self.rate,
             "crossed": whole > 0,
         }
@@ -350,13 +354,18 @@ def rounding_of(z: Tensor, surface: Surface) -> Tensor:
     after the products is not rounded to TF32, and a class that is masked (-inf, -1e9) says nothing of the others. Of
     three classes and fewer the middle one may be that of the gap, so there the second is a share of the largest too.
     """
-    L, precision = z.shape[1], surface.precision or z.dtype
-    sorted_ = z.topk(L // 2 + 1, dim=1).values
-    top = sorted_[:, 0].abs()
-    spread = top if L < 4 else sorted_[:, 0] - sorted_[:, -1]
-    spread = torch.where(spread.isfinite(), spread, top)  # half of the classes are masked
+    precision = surface.precision or z.dtype
+    top, spread = z.amax(1).abs(), _spread(z)
     fine = torch.finfo(precision).eps * (_ROUNDINGS if precision.itemsize > 2 else 1)  # in half one is much already
     return torch.maximum(top, spread) * fine + spread * _coarse(z, precision)
+
+
+def _spread(z: Tensor) -> Tensor:
+    """The distance of the largest of logits `z` from the middle one, [N]; of few or masked classes, the largest."""
+    sorted_ = z.topk(z.shape[1] // 2 + 1, dim=1).values
+    top = sorted_[:, 0].abs()
+    spread = top if z.shape[1] < 4 else sorted_[:, 0] - sorted_[:, -1]
+    return torch.where(spread.isfinite(), spread, top)  # half of the classes are masked
 
 
 def _coarse(z: Tensor, precision: torch.dtype) -> float:

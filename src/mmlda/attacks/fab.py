@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mmlda.attacks.base import Attack, compact_before, record, survivors
 from mmlda.attacks.gradient import Bounds, in_ball, norm_of, random_start, tall
-from mmlda.attacks.losses import other_classes
+from mmlda.attacks.losses import moderate, other_classes
 from mmlda.attacks.result import AttackResult, measure
 from mmlda.attacks.surface import Surface, may_be_infinite
 
@@ -211,6 +211,9 @@ class FAB(Attack):
     def _nearer(self, x: Tensor, x_k: Tensor, at: Tensor, c: Tensor, w: Tensor) -> Tensor:
         """The next point: between the projections of `x_k` and of `x` onto the plane c + w.(v - at) = 0."""
         flat_w = w.flatten(1)
+        # Squares of extreme slopes overflow or vanish. The plane is the same for a multiple of w and c.
+        factor = moderate(flat_w.abs().amax(1))
+        flat_w, c = flat_w * factor[:, None], c * factor
         value = c - (flat_w * (at - x_k).flatten(1)).sum(1)  # of the linearisation, at x_k
         value_0 = c - (flat_w * (at - x).flatten(1)).sum(1)  # and at the original
         both = torch.cat([x_k, x]).flatten(1)

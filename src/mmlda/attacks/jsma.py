@@ -207,7 +207,7 @@ class JSMA(Attack):
         """The label [N]; a and b [N, D], finite, up to a positive factor, in at least float32."""
         with torch.enable_grad():
             x = x.detach().requires_grad_(True)
-            z = surface.logits(x)  # [N, L]
+            z = surface.watched(x)  # [N, L]
             if self.surface == "softmax":
                 # dP_t = P_t d(log P_t). The factor is positive and the same for all pixels of a sample, so it
                 # changes no choice; it is left out because it underflows.

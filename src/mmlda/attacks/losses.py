@@ -25,7 +25,17 @@ from torch import Tensor
 from mmlda.attacks.checks import invalid
 from mmlda.attacks.noise import Noise
 
-__all__ = ["Loss", "check_loss", "choose_target", "kl_divergence", "least_likely", "margin", "other_classes", "score"]
+__all__ = [
+    "Loss",
+    "check_loss",
+    "choose_target",
+    "kl_divergence",
+    "least_likely",
+    "margin",
+    "moderate",
+    "other_classes",
+    "score",
+]
 
 LOSSES = ("ce", "margin", "dlr", "targeted")
 
@@ -82,6 +92,16 @@ def margin(z: Tensor, label: Tensor) -> Tensor:
     """
     others = z.scatter(1, label[:, None], -torch.inf)
     return others.amax(1) - at(z, label)
+
+
+def moderate(size: Tensor) -> Tensor:
+    """A power of two that brings a size [N] near 1 if it is below 1e-3 or above 1e9, and 1 otherwise: [N].
+
+    >>> moderate(torch.tensor([5.0, 1e20, 1e-20])) * torch.tensor([5.0, 1e20, 1e-20]) < 6
+    tensor([True, True, True])
+    """
+    extreme = (size > 0) & size.isfinite() & ((size < 1e-3) | (size > 1e9))
+    return torch.ldexp(torch.ones_like(size), torch.where(extreme, -torch.frexp(size).exponent, 0))
 
 
 def kl_divergence(z: Tensor, clean: Tensor) -> Tensor:

@@ -142,6 +142,18 @@ class Surface:
             z = self.model(x)
         return z if z.dtype in (torch.float32, torch.float64) else z.float()
 
+    def watched(self, x: Tensor) -> Tensor:
+        """Z(x) as part of autograd's graph, or `NoGradient`."""
+        try:
+            z = self._answer(x)
+        except RuntimeError as error:
+            if "Can't call numpy()" not in str(error):
+                raise
+            raise NoGradient("model must be differentiable in x, got one that computes with NumPy") from error
+        if not z.requires_grad:
+            raise NoGradient("model must be differentiable in x, got logits without a gradient")
+        return z
+
     def _note(self, z: Tensor) -> None:
         """Have `check` know of these logits."""
         if self._total is None:
@@ -162,12 +174,7 @@ class Surface:
             if not isinstance(value, Tensor) or value.shape != y.shape:
                 raise ValueError(f"loss must return one value per sample, [{len(y)}], got {described(value)}")
         else:
-            try:
-                z = self._answer(x)  # [N, L]
-            except RuntimeError as error:
-                if "Can't call numpy()" not in str(error):
-                    raise
-                raise NoGradient("model must be differentiable in x, got one that computes with NumPy") from error
+            z = self.watched(x)  # [N, L]
             value = score(loss, z, y, target)  # [N]
         if not value.requires_grad:
             raise NoGradient("model must be differentiable in x, got logits without a gradient")

@@ -13,12 +13,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from mmlda.audit.honesty import ALONE
 from mmlda.audit.profile import Profile
 from mmlda.audit.trials import CE, Settings, Trial
 from mmlda.results import wilson
 
 LIMIT = 0.05  # for shares that would be 0 if every attack found the adversarial images there are
 UNBOUNDED_LIMIT = 0.01  # the same with the whole range as perturbation, where every image can be broken
+HONEST = 0.1  # for the share of comparisons in which the gradient does not match the values
 AGREEMENT = 0.5  # cosine of two averaged gradients, below which an attack on a random network follows noise
 COSINE_NOISE = 0.05  # variation of that cosine between runs
 
@@ -180,6 +182,11 @@ def _checks(e: Evidence) -> Iterator[Check]:
     yield few("hidden", e.hidden.sum())
     # that nothing survives is no fault
     yield few("survivors", e.proven.sum(), limit=p.number("chance"), below=None, beyond=True)
+    times, batch = round(p.number("compared")), min(e.settings.batch_size, e.n)
+    yield _compared(p, "gradient", "gradient_off", times, limit=HONEST)
+    yield _compared(p, "grad mode", "grad_mode", batch)
+    yield _compared(p, "batches", "alone", min(ALONE, batch))
+    yield _compared(p, "calls", "answers_changed", times)
     yield few("zero gradients", p.count("zero_gradient"), of=p.right)
     yield Check(name="tiny gradients", measured=p.numbers.get("tiny_gradient"))
     if not p.no_float64:
@@ -221,6 +228,12 @@ def _counted(
     sides = (beyond, below) if above(count, of, limit) else (below, beyond)
     share = count / max(of, 1)
     return Check(name=name, measured=share, limit=limit, passed=sides[0], otherwise=sides[1], count=count, of=of)
+
+
+def _compared(p: Profile, name: str, number: str, of: int, limit: float = LIMIT) -> Check:
+    """A check of a share of comparisons; audits from before these comparisons have none."""
+    measured = p.numbers.get(number)
+    return Check(name=name) if measured is None else _counted(name, round(measured * of), of=of, limit=limit)
 
 
 def _broken(e: Evidence, which: Callable[[Trial], bool]) -> Tensor:

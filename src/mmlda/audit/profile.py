@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from mmlda.attacks.surface import Model
+from mmlda.audit.honesty import Witness, apart, settings_matter
 from mmlda.audit.views import StraightThrough, View, averaged, derivable, logarithm, seeded, straight, with_gradient
 
-RANDOM = 1e-3  # two passes differ by more than this share of the spread of an image's logits
 RARE_PASSES = 64  # over two images: 4 audits in 100 miss what happens in one pass of 20
 PROBED = 32  # images at which steps without a gradient are looked for
 ENDS = 0.01  # sigmoids come this close to 0 and to 1: the same as in the attacks' warning
@@ -64,6 +64,14 @@ class Profile:
         - no_gradient: the margin has none in float64 either, with straight-through gradients for the known steps
         - wrong_sign: the share of the pixels at which float32 and float64 disagree on the sign
         - agreement: the cosine of two averaged gradients of a random network
+
+        and, as shares of comparisons (see `honesty`), the last three only if the network is not random:
+
+        - gradient_off: the gradient does not match the values, of so many comparisons:
+        - compared
+        - answers_changed: an answer differs from the first one, or from that of an unused copy
+        - grad_mode: answers with and without autograd differ
+        - alone: so do an answer or its gradient in a batch and alone
     """
 
     n: int
@@ -109,6 +117,7 @@ class Subject:
     right: Tensor  # bool [n]
     moving: Tensor  # bool [n]: the margin has a gradient
     views: dict[str, View]
+    witness: Witness
 
 
 @torch.no_grad()
@@ -120,8 +129,10 @@ def majority(net: Model, batch_size: int, votes: int, x: Tensor, y: Tensor) -> T
     return torch.cat(hits) * 2 > votes
 
 
-def examine(model: Model, x: Tensor, y: Tensor, *, passes: int, batch_size: int) -> tuple[Subject, Profile]:
-    """Look at a network before any attack."""
+def examine(
+    model: Model, unused: Model, x: Tensor, y: Tensor, *, eps: float, passes: int, batch_size: int, seed: int
+) -> tuple[Subject, Profile]:
+    """Look at a network before any attack; `unused` is a copy of it."""
     z, again = (outputs(model, x, batch_size) for _ in range(2))
     check_outputs(z, y)
     random = differ(z, again) or differs_rarely(model, x[:2])
@@ -139,7 +150,12 @@ def examine(model: Model, x: Tensor, y: Tensor, *, passes: int, batch_size: int)
     numbers["chance"] = float(torch.bincount(y).max()) / len(y)
     numbers["median_gap"] = float(gaps.median())
     numbers["gaps_above_104"] = int((gaps > UNDERFLOW).sum()) / len(y)
-    subject = Subject(model=model, x=x, y=y, judge=judge, right=right, moving=moving, views=views)
+    if not random:
+        part = slice(batch_size)
+        numbers |= settings_matter(logits, net, x[part], y[part], z[part])
+    first = None if random else z
+    witness = Witness(view=logits, model=model, unused=unused, first=first, eps=eps, batch_size=batch_size, seed=seed)
+    subject = Subject(model=model, x=x, y=y, judge=judge, right=right, moving=moving, views=views, witness=witness)
     profile = Profile(
         n=len(y),
         right=int(right.sum()),
@@ -170,8 +186,7 @@ def check_outputs(z: Tensor, y: Tensor) -> None:
 
 def differ(one: Tensor, two: Tensor) -> bool:
     """Whether two passes, or two gradients, differ by more than the rounding of float32 kernels."""
-    far = (one - two).abs().amax(1)
-    return bool((far > RANDOM * torch.maximum(one.amax(1) - one.amin(1), two.amax(1) - two.amin(1))).any())
+    return bool(apart(one, two).any())
 
 
 def differs_rarely(model: Model, x: Tensor) -> bool:

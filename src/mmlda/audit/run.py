@@ -6,6 +6,7 @@ network, images -> profile -> trials -> checks -> verdict
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -129,9 +130,11 @@ def audit(
         x, y = part.pixels().to(place), part.labels.to(place)
         with torch.no_grad():
             first_answer(net, x[:batch_size])
-        subject, profile = examine(net, x, y, passes=passes, batch_size=batch_size)
+        unused = copied(model, place)
+        subject, profile = examine(net, unused, x, y, eps=eps, passes=passes, batch_size=batch_size, seed=seed)
         other = None if surrogate is None else copied(surrogate, place)
         trials, reached = run_trials(subject, profile.surface, settings, other, show)
+        profile = replace(profile, numbers=profile.numbers | subject.witness.numbers())
     head = head_of(model)
     called = name or HEADS.get(head, "") or getattr(model, "__name__", type(model).__name__)
     about = {"dataset": data.name, "head": head, **traced(net, part, place, called)}

@@ -12,6 +12,13 @@ from mmlda.audit.verdict import Verdict
 
 MARKS = {True: "ok    ", False: "FAILED", None: "      "}
 
+COMPARED = {
+    "gradient": "The gradient does not match the values in {} of the comparisons; there it misleads attacks.",
+    "grad mode": "{} of the answers differ with and without autograd.",
+    "batches": "{} of the answers, or of their gradients, differ between a batch and a single image.",
+    "calls": "{} of the answers differ from the first ones, or from those of an unused copy of the network.",
+}
+
 
 def attack_name(trial: Trial) -> str:
     """An attack as the table names it."""
@@ -60,7 +67,7 @@ def close_call(checks: Sequence[Check]) -> str:
 def _distance(check: Check) -> str:
     if check.margin is None or check.limit is None:
         return f"{check.name} is {check.measured:.2f}, its limit {check.limit:g}"
-    images = "1 image" if check.margin == 1 else f"{check.margin} images"
+    images = f"{check.margin} {'comparison' if check.name in COMPARED else 'image'}{'s' * (check.margin > 1)}"
     return f"{check.name} is {check.count} of {check.of}, {images} from the limit of {100 * check.limit:.3g}%"
 
 
@@ -124,6 +131,8 @@ def describe(check: Check, e: Evidence) -> str:
         return "No other network was given to transfer from."
     if check.name == "randomness" and not p.random:
         return "Passes over the same images agree."
+    if check.name in COMPARED:
+        return "Not measured." if check.measured is None else COMPARED[check.name].format(percent)
     hard, soft = (100 * e.apgd(surface).share for surface in ("logits", "probabilities"))
     chance, wrong, gap, wide = map(p.number, ("chance", "wrong_sign", "median_gap", "gaps_above_104"))
     return {

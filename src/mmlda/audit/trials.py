@@ -174,8 +174,9 @@ def attacked(subject: Subject, view: View, in_turn: Iterable[attacks.Attack], wh
         if len(rows):
             x, y = subject.x[rows], subject.y[rows]
             with warnings.catch_warnings(action="ignore", category=AttackWarning):  # what the audit is about
-                moved = attack(view.model, view.images(x), y, index=rows, show=False).x_adv
-            held[rows] = subject.judge(moved.to(x.dtype), y)
+                moved = attack(view.model, view.images(x), y, index=rows, show=False).x_adv.to(x.dtype)
+            subject.witness.look(x, y, rows, moved)
+            held[rows] = subject.judge(moved, y)
     return held
 
 
