@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,18 +62,26 @@ def shares(guess: Tensor, labels: Tensor, num_classes: int) -> Accuracy:
 @torch.no_grad()
 def logits(model: Model, data: Any, *, device: torch.device | str | None = None, batch_size: int = 1000) -> Tensor:
     """The logits of every image, [N, L], on the CPU; the model is in eval mode meanwhile."""
-    images, place, net = as_images(data, split="test"), device_of(model, device), on_device(model, device)
+    return torch.cat([z.cpu() for z in _batches(model, as_images(data, split="test"), device, batch_size)])
+
+
+def _batches(model: Model, images: ImageData, device: torch.device | str | None, batch_size: int) -> Iterator[Tensor]:
+    """The logits of one batch after the other, [n, L], on the device."""
+    place, net = device_of(model, device), on_device(model, device)
     rows = torch.arange(len(images), device=images.device).split(check_count("batch_size", batch_size, 1))
     with eval_mode(net):
-        z = torch.cat([net(images.pixels(part).to(place)) for part in rows]).cpu()
-    if z.ndim != 2 or z.shape[1] < images.num_classes:
-        raise ValueError(f"model must return logits [{len(images)}, {images.num_classes}], got {list(z.shape)}")
-    return z
+        for part in rows:
+            z = net(images.pixels(part).to(place))
+            if z.ndim != 2 or z.shape[1] < images.num_classes:
+                raise ValueError(f"model must return logits [{len(part)}, {images.num_classes}], got {list(z.shape)}")
+            yield z
 
 
+@torch.no_grad()
 def predictions(model: Model, data: Any, *, device: torch.device | str | None = None, batch_size: int = 1000) -> Tensor:
     """The predicted class of every image, [N] int64, on the CPU."""
-    return logits(model, data, device=device, batch_size=batch_size).argmax(1)
+    images = as_images(data, split="test")  # a batch's logits at a time: there may be many classes
+    return torch.cat([z.argmax(1) for z in _batches(model, images, device, batch_size)]).cpu()
 
 
 @torch.no_grad()

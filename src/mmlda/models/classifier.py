@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -123,11 +124,11 @@ class Classifier(nn.Module):
         Tensor
             Classes `[N]`, int64, on the model's device.
         """
-        return self._logits(x, batch_size).argmax(1)
+        return self._each(x, batch_size, lambda part: self.head.predict(self.features(part)))  # type: ignore[operator]
 
     def predict_proba(self, x: Tensor, batch_size: int = 1000) -> Tensor:
         """Predict the probability of each class, `[N, L]`; parameters as in `predict`."""
-        return self._logits(x, batch_size).softmax(1)
+        return self._each(x, batch_size, self).softmax(1)
 
     def with_priors(self, priors: Any, labels: Any = None) -> Classifier:
         """The same network with other class priors in its head; the backbone is shared.
@@ -153,10 +154,11 @@ class Classifier(nn.Module):
         return model
 
     @torch.no_grad()
-    def _logits(self, x: Tensor, batch_size: int) -> Tensor:
+    def _each(self, x: Tensor, batch_size: int, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """A function of each batch, in eval mode and on the model's device."""
         place, parts = device_of(self), x.split(check_count("batch_size", batch_size, 1))
         with eval_mode(self):
-            return torch.cat([self(part.to(place)) for part in parts])
+            return torch.cat([function(part.to(place)) for part in parts])
 
     @property
     def config(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Self
 
 import torch
@@ -20,8 +21,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmlda._utils.checks import check_choice, check_count, check_positive, check_priors, invalid
+from mmlda.models import structured
+from mmlda.theory.codes import BinaryCode
 from mmlda.theory.distribution import LatentFit, check_floating, described, empirical_priors, latent_fit
-from mmlda.theory.means import check_range, pairwise_distances, separated_means
+from mmlda.theory.means import check_range, pairwise_distances, separated_means, settled_code
+
+PLAIN = 1 << 20  # entries that a matrix of means may have where it could be avoided
 
 Priors = Tensor | Sequence[float] | str | None
 
@@ -53,7 +58,7 @@ class _Head(nn.Module):
         check_choice("reduction", reduction, ("none", "mean", "sum"))
         self._check_features(z)
         self._check_labels(y, len(z))
-        if name == "ce":
+        if name == "ce" and not getattr(self, "structured", False):
             return F.cross_entropy(self(z), y, reduction=reduction)
         losses: Tensor = getattr(self, f"_{name}_loss")(z, y)  # [N]
         return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
@@ -68,6 +73,17 @@ class _Head(nn.Module):
     def predict(self, z: Tensor) -> Tensor:
         """Most probable class `[N]`, int64, of features `[N, p]`."""
         return self(z).argmax(1)
+
+    def topk(self, z: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """The k largest logits of features `[N, p]`, largest first, and their classes, `[N, k]` each."""
+        k = check_count("k", k, 1)
+        if k > self.num_classes:
+            raise invalid("k", f"at most the {self.num_classes} classes", k)
+        return self._topk(z, k)
+
+    def _topk(self, z: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        values, classes = self(z).topk(k, dim=1)
+        return values, classes
 
     @property
     def priors(self) -> Tensor:
@@ -131,6 +147,10 @@ class MaxMahalanobisHead(_Head):
     Means, log priors and precision are buffers: saved in `state_dict`, moved by `.to()`, and float32 at least whatever
     the network's dtype. Logits have the wider of z's dtype and the means', also under autocast.
 
+    Where `separated_means` are a code of many classes, no matrix of means is stored (`means` is None): logits come from
+    fast transforms, and "ce", `predict` and `topk` go over the classes in blocks, without `[N, L]` logits.
+    `class_means` returns the means of some classes. See `mmlda.models.structured`.
+
     Losses of features z with classes y:
 
     - "ce", Eq. 5's cross-entropy: -log P(y | z).
@@ -175,7 +195,10 @@ class MaxMahalanobisHead(_Head):
     """
 
     losses = ("ce", "soft", "centre")
-    means: Tensor
+    means: Tensor  # None where a code stands for them
+    signs: Tensor  # int8 [bases, size]: the code; None where there are means
+    scale: Tensor  # sqrt(C), beside the signs
+    core: Tensor
     precision: Tensor
 
     def __init__(
@@ -193,13 +216,22 @@ class MaxMahalanobisHead(_Head):
         self.C = check_positive("C", C)
         precision = check_positive("precision", precision)
         log_priors = check_priors(priors, self.num_classes).detach().log()
-        mu = separated_means(self.num_classes, self.dim, C=self.C) if means is None else self._scaled(means)
+        code = settled_code(self.num_classes, self.dim) if means is None else None
+        bare = isinstance(code, BinaryCode) and self.num_classes * self.dim > PLAIN
         dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
         check_range("precision", precision, dtype)
         check_range("C", self.C, dtype)
         check_range("precision * C", precision * self.C, dtype)  # the logit of a mean at itself
         device = torch.get_default_device() if means is None else means.device
-        self.register_buffer("means", mu.to(device, dtype))  # [L, p]
+        for name in ("means", "signs", "scale"):
+            self.register_buffer(name, None)
+        self.register_buffer("core", None, persistent=False)
+        if bare:
+            scale = torch.tensor(math.sqrt(self.C), dtype=dtype, device=device)
+            self._store_code(torch.from_numpy(code.signs()).to(device), scale)
+        else:
+            mu = separated_means(self.num_classes, self.dim, C=self.C) if means is None else self._scaled(means)
+            self.means = mu.to(device, dtype)  # [L, p]
         self.register_buffer("log_priors", log_priors.to(device, dtype))  # [L]
         self.register_buffer("precision", torch.tensor(precision, dtype=dtype, device=device))
 
@@ -217,6 +249,8 @@ class MaxMahalanobisHead(_Head):
         return self._logits(z)
 
     def _logits(self, z: Tensor) -> Tensor:
+        if self.structured:
+            return structured.logits(*self._coded(z))
         # Recomputed on every call: it is cheap next to the matmul, and a cached product would be stale after loading a
         # state_dict. DDP may also rewrite the buffers between forward and backward.
         weight, bias = self.means * self.precision, self.log_priors
@@ -225,15 +259,66 @@ class MaxMahalanobisHead(_Head):
             z, weight, bias = z.to(dtype), weight.to(dtype), bias.to(dtype)
         return F.linear(z, weight, bias)  # [N, L]
 
+    @property
+    def structured(self) -> bool:
+        """Whether a code stands for the matrix of means."""
+        return self.means is None
+
+    def class_means(self, classes: Tensor) -> Tensor:
+        """Means `[n, p]` of some classes, int64 `[n]`.
+
+        Examples
+        --------
+        >>> head = MaxMahalanobisHead(num_classes=1_000_000, dim=1024)
+        >>> head.means is None, head.predict(head.class_means(torch.tensor([7, 999_999]))).tolist()
+        (True, [7, 999999])
+        """
+        if not self.structured:
+            return self.means.index_select(0, classes)
+        mu = structured.rows(classes, self.signs, self.scale)
+        return F.pad(mu, (0, self.dim - mu.shape[1]))
+
+    def loss_and_hits(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Cross-entropy `[N]`, and whether y is the predicted class `[N]`, in one pass over the classes."""
+        self._check_features(z)
+        self._check_labels(y, len(z))
+        if not self.structured:
+            logits = self(z)
+            return F.cross_entropy(logits, y, reduction="none"), logits.detach().argmax(1) == y
+        with torch.autocast(z.device.type, enabled=False) if _autocast(z) else nullcontext():
+            x, *code = self._coded(z)
+            losses, _, hits = structured.cross_entropy(x, y, *code, torch.is_grad_enabled() and x.requires_grad)
+        return losses, hits
+
+    def _ce_loss(self, z: Tensor, y: Tensor) -> Tensor:
+        return self.loss_and_hits(z, y)[0]
+
+    def predict(self, z: Tensor) -> Tensor:
+        """Most probable class `[N]`, int64, of features `[N, p]`."""
+        return self.topk(z, 1)[1][:, 0] if self.structured else super().predict(z)
+
+    def _topk(self, z: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        if not self.structured:
+            return super()._topk(z, k)
+        self._check_features(z)
+        with torch.autocast(z.device.type, enabled=False) if _autocast(z) else nullcontext():
+            return structured.topk(*self._coded(z), k=k)
+
+    def _coded(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """The arguments of `structured`'s functions. The products are copies, which DDP may not rewrite."""
+        dtype = torch.promote_types(torch.promote_types(z.dtype, self.scale.dtype), torch.float32)
+        weight, bias = (self.scale * self.precision).to(dtype), self.log_priors.to(dtype, copy=True)
+        return z[:, : self.signs.shape[1]].to(dtype), self.signs, self.core, weight, bias
+
     def _soft_loss(self, z: Tensor, y: Tensor) -> Tensor:
         with torch.no_grad():
-            target = self(self.means.index_select(0, y)).softmax(1)  # [N, L], P(k | mu_y)
+            target = self(self.class_means(y)).softmax(1)  # [N, L], P(k | mu_y)
         log_posterior = self(z).log_softmax(1)
         # where: a class with prior 0 has log P = -inf, and 0 * -inf is not 0
         return -torch.where(target > 0, target * log_posterior, 0.0).sum(1)  # [N]
 
     def _centre_loss(self, z: Tensor, y: Tensor) -> Tensor:
-        mu = self.means.index_select(0, y)  # [N, p]
+        mu = self.class_means(y)  # [N, p]
         squared = (z.to(torch.promote_types(z.dtype, mu.dtype)) - mu).square().sum(1)  # [N]
         normaliser = self.dim / 2 * (2 * math.pi / self.precision).log()
         return self.precision / 2 * squared - self.log_priors.index_select(0, y) + normaliser
@@ -241,11 +326,19 @@ class MaxMahalanobisHead(_Head):
     def distances(self, z: Tensor) -> Tensor:
         """Mahalanobis distances sqrt(precision) ||z - mu_k||: `[N, p]` -> `[N, L]`. Differentiable once."""
         self._check_features(z)
-        dtype = torch.promote_types(z.dtype, self.means.dtype)
+        dtype = torch.promote_types(z.dtype, self.precision.dtype)
+        if self.structured:
+            classes = torch.arange(self.num_classes, device=z.device).split(structured.BLOCK)
+            found = [pairwise_distances(z.to(dtype), self.class_means(part).to(dtype)) for part in classes]
+            return torch.cat(found, 1) * self.precision.sqrt()
         return pairwise_distances(z.to(dtype), self.means.to(dtype)) * self.precision.sqrt()
 
     def latent_fit(self, z: Tensor, y: Tensor) -> LatentFit:
         """Measure how far features z `[N, p]` of classes y `[N]` are from N(mu_y, I / precision); see `latent_fit`."""
+        if self.structured:
+            self._check_labels(y, len(z))
+            classes, y = y.unique(return_inverse=True)
+            return latent_fit(z, y, self.class_means(classes), float(self.precision))
         return latent_fit(z, y, self.means, float(self.precision))
 
     def with_priors(self, priors: Priors, labels: Tensor | Sequence[int] | None = None) -> MaxMahalanobisHead:
@@ -264,7 +357,8 @@ class MaxMahalanobisHead(_Head):
         >>> head.with_priors("empirical", labels=torch.tensor([0, 0, 1, 2])).priors.tolist()
         [0.5, 0.25, 0.25]
         """
-        head = copy.deepcopy(self, {id(shared): shared for shared in (self.means, self.precision)})
+        shared = (self.means, self.signs, self.scale, self.core, self.precision)
+        head = copy.deepcopy(self, {id(buffer): buffer for buffer in shared})
         head.log_priors = self._resolve(priors, labels)
         return head
 
@@ -276,7 +370,14 @@ class MaxMahalanobisHead(_Head):
             raise ValueError(f"means must have rows of finite norm > 0, got {bad[0].item():g}")
         return means.detach().double() * (math.sqrt(self.C) / norm)
 
+    def _store_code(self, signs: Tensor, scale: Tensor) -> None:
+        self.means, self.signs, self.scale = None, signs, scale  # type: ignore[assignment]
+        self.core = structured.core_matrix(signs.shape[1]).to(signs.device)
+
     def _widened(self, name: str, old: Tensor) -> Tensor:
+        if name == "scale":
+            exact = torch.tensor(math.sqrt(self.C), dtype=torch.float64, device=old.device)
+            return exact if old.is_meta or torch.equal(exact.to(old.dtype), old) else old
         if name == "means" and self.num_classes <= self.dim + 1 and not old.is_meta:
             exact = separated_means(self.num_classes, self.dim, C=self.C).to(old.device)
             if torch.equal(exact.to(old.dtype), old):
@@ -286,13 +387,24 @@ class MaxMahalanobisHead(_Head):
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
     ) -> None:
+        # A file may hold a matrix where this head has a code (made before there were codes), or the reverse.
+        here = self.precision.device
+        if self.structured and f"{prefix}means" in state_dict:
+            self.means = torch.empty(self.num_classes, self.dim, dtype=self.scale.dtype, device=here)
+            self.signs = self.scale = self.core = None  # type: ignore[assignment]
+        elif not self.structured and f"{prefix}signs" in state_dict:
+            self._store_code(torch.empty_like(state_dict[f"{prefix}signs"], device=here), self.precision.clone())
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, unexpected, errors)
         for name, buffer in self._buffers.items():  # load_state_dict(assign=True) takes the dtype of the file
-            if buffer is not None and torch.finfo(buffer.dtype).bits < 32:
+            if buffer is not None and buffer.is_floating_point() and torch.finfo(buffer.dtype).bits < 32:
                 self._buffers[name] = buffer.float()
-        if self.means.is_meta:
+        if self.precision.is_meta:
             return
-        C = self.means.double().square().sum(1).mean().item()
+        if self.structured:
+            C = self.scale.double().square().item()
+            self.core = structured.core_matrix(self.signs.shape[1]).to(self.signs.device)
+        else:
+            C = self.means.double().square().sum(1).mean().item()
         if not math.isfinite(C) or not self.precision > 0 or bool(self.log_priors.isnan().any()):
             errors.append(f"{prefix}means, {prefix}log_priors and {prefix}precision must not be NaN")
         elif abs(C - self.C) > 1e-5 * self.C:  # another C was loaded
