@@ -67,7 +67,7 @@ def means(
 
     found = mmlda.theory.arrange_means(num_classes=classes, dim=dim, C=C, seed=seed)
     mu = found.means
-    values = {"construction": found.construction, "max_cosine": found.max_cosine, "bound": found.bound}
+    values = {"kind": found.construction, "max_cosine": found.max_cosine, "bound": found.bound}
     if plot is not None:
         from mmlda.theory.pictures import means_picture
 

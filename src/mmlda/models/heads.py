@@ -217,7 +217,6 @@ class MaxMahalanobisHead(_Head):
         precision = check_positive("precision", precision)
         log_priors = check_priors(priors, self.num_classes).detach().log()
         code = settled_code(self.num_classes, self.dim) if means is None else None
-        bare = isinstance(code, BinaryCode) and self.num_classes * self.dim > PLAIN
         dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
         check_range("precision", precision, dtype)
         check_range("C", self.C, dtype)
@@ -226,7 +225,7 @@ class MaxMahalanobisHead(_Head):
         for name in ("means", "signs", "scale"):
             self.register_buffer(name, None)
         self.register_buffer("core", None, persistent=False)
-        if bare:
+        if isinstance(code, BinaryCode) and self.num_classes * self.dim > PLAIN:
             scale = torch.tensor(math.sqrt(self.C), dtype=dtype, device=device)
             self._store_code(torch.from_numpy(code.signs()).to(device), scale)
         else:

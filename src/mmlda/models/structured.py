@@ -137,8 +137,8 @@ def cross_entropy(
         place = y - 2 * size * begin
         inside = (place >= 0) & (place < 2 * t.shape[1])
         place = place.clamp(0, 2 * t.shape[1] - 1)
-        mine = torch.where(place % 2 == 0, *(side.gather(1, place[:, None] // 2)[:, 0] for side in (up, down)))
-        own = torch.where(inside, mine, own)
+        mine, opposite = (side.gather(1, place[:, None] // 2)[:, 0] for side in (up, down))
+        own = torch.where(inside, torch.where(place % 2 == 0, mine, opposite), own)
         before, top = top, torch.maximum(top, torch.maximum(up.amax(1), down.amax(1)))
         up.sub_(top[:, None]).exp_()
         down.sub_(top[:, None]).exp_()

@@ -18,7 +18,7 @@ def optimise(L: int, p: int, seed: int, bound: float) -> np.ndarray:
     """
     work = L * L * p
     small = work <= 5_000
-    starts = min(64, max(2, 100_000 // work))
+    starts = 64 if work <= 1_000 else min(32, max(2, 100_000 // work))
     steps = min(300, max(40, 200_000_000 // work))  # of L-BFGS, in each call
     budget = _Budget(evaluations(L, p))
     rng = np.random.default_rng(seed)
