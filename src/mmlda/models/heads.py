@@ -39,6 +39,11 @@ class _Head(nn.Module):
     log_priors: Tensor
     losses: tuple[str, ...]
 
+    @property
+    def structured(self) -> bool:
+        """Whether a code stands for the matrix of means."""
+        return False
+
     def loss(self, z: Tensor, y: Tensor, name: str = "ce", reduction: str = "mean") -> Tensor:
         """Loss of features with their classes.
 
@@ -58,7 +63,7 @@ class _Head(nn.Module):
         check_choice("reduction", reduction, ("none", "mean", "sum"))
         self._check_features(z)
         self._check_labels(y, len(z))
-        if name == "ce" and not getattr(self, "structured", False):
+        if name == "ce" and not self.structured:
             return F.cross_entropy(self(z), y, reduction=reduction)
         losses: Tensor = getattr(self, f"_{name}_loss")(z, y)  # [N]
         return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
@@ -260,7 +265,7 @@ class MaxMahalanobisHead(_Head):
 
     @property
     def structured(self) -> bool:
-        """Whether a code stands for the matrix of means."""
+        """Whether a code stands for the matrix of means, which is then None."""
         return self.means is None
 
     def class_means(self, classes: Tensor) -> Tensor:
