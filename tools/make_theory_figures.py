@@ -1,7 +1,7 @@
 """Draw the plots of docs/theory.md and docs/how-to/many-classes.md: `python tools/make_theory_figures.py`.
 
-They are SVG files under docs/figures/. Every curve comes from the functions of `mmlda.theory`. Takes a few minutes, most
-of it for the optimised means.
+They are SVG files under docs/figures/. Every curve comes from the functions of `mmlda.theory`. Takes a few minutes,
+most of it for the optimised means.
 """
 
 import math

@@ -12,141 +12,25 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmlda._utils.checks import check_choice, check_count, check_positive, check_priors, invalid
+from mmlda._utils.checks import check_count, check_positive, check_priors
 from mmlda.models import structured
+from mmlda.models.head_base import Head, Priors, autocast
 from mmlda.theory.codes import BinaryCode
-from mmlda.theory.distribution import LatentFit, check_floating, described, empirical_priors, latent_fit
+from mmlda.theory.distribution import LatentFit, check_floating, latent_fit
 from mmlda.theory.means import check_range, pairwise_distances, separated_means, settled_code
 
 PLAIN = 1 << 20  # entries that a matrix of means may have where it could be avoided
 
-Priors = Tensor | Sequence[float] | str | None
 
-
-class _Head(nn.Module):
-    """Base of both heads: checks, predictions, priors, and buffers of at least float32."""
-
-    num_classes: int
-    dim: int
-    log_priors: Tensor
-    losses: tuple[str, ...]
-
-    @property
-    def structured(self) -> bool:
-        """Whether a code stands for the matrix of means."""
-        return False
-
-    def loss(self, z: Tensor, y: Tensor, name: str = "ce", reduction: str = "mean") -> Tensor:
-        """Loss of features with their classes.
-
-        Parameters
-        ----------
-        z
-            Features `[N, p]`.
-        y
-            Classes `[N]`, int64.
-        name
-            One of `losses`.
-        reduction
-            "mean" (default) and "sum" return a scalar, "none" returns `[N]`.
-        """
-        if name not in self.losses:
-            raise invalid("name", f"one of {self.losses} for a {type(self).__name__}", name)
-        check_choice("reduction", reduction, ("none", "mean", "sum"))
-        self._check_features(z)
-        self._check_labels(y, len(z))
-        if name == "ce" and not self.structured:
-            return F.cross_entropy(self(z), y, reduction=reduction)
-        losses: Tensor = getattr(self, f"_{name}_loss")(z, y)  # [N]
-        return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
-
-    def predict_proba(self, z: Tensor) -> Tensor:
-        """Class probabilities `[N, L]` of features `[N, p]`.
-
-        In float32 they are often exactly 0 or 1, so attacks should use the logits `head(z)`.
-        """
-        return self(z).softmax(1)
-
-    def predict(self, z: Tensor) -> Tensor:
-        """Most probable class `[N]`, int64, of features `[N, p]`."""
-        return self(z).argmax(1)
-
-    def topk(self, z: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """The k largest logits of features `[N, p]`, largest first, and their classes, `[N, k]` each."""
-        k = check_count("k", k, 1)
-        if k > self.num_classes:
-            raise invalid("k", f"at most the {self.num_classes} classes", k)
-        return self._topk(z, k)
-
-    def _topk(self, z: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        values, classes = self(z).topk(k, dim=1)
-        return values, classes
-
-    @property
-    def priors(self) -> Tensor:
-        """Class priors `[L]`."""
-        return self.log_priors.exp()
-
-    def _resolve(self, priors: Priors, labels: Tensor | Sequence[int] | None) -> Tensor:
-        """Log priors [L] for `with_priors`, with the dtype and device of the current ones."""
-        empirical = isinstance(priors, str) and priors == "empirical"
-        if empirical and labels is None:
-            raise ValueError("labels must be given where priors = 'empirical', got None")
-        if labels is not None and not empirical:
-            raise invalid("priors", "'empirical' where labels are given", priors)
-        pi = check_priors(priors, self.num_classes) if labels is None else empirical_priors(labels, self.num_classes)
-        return pi.detach().log().to(self.log_priors)
-
-    def _check_features(self, z: Tensor) -> None:
-        """Raise ValueError for bad features.
-
-        Values are checked on the CPU only, where this needs no synchronisation, and only without gradients: in training
-        NaN passes, and the loop reports the step at which the loss became NaN.
-        """
-        check_floating("z", z, "N", self.dim)
-        # One sum is the cheapest check of every value. Finite numbers can overflow it, so check again before raising.
-        if not z.requires_grad and _eager(z) and _true(~z.sum().isfinite()) and _true(~z.isfinite().all()):
-            raise ValueError(f"z must be finite, got NaN or infinity in {list(z.shape)}")
-
-    def _check_labels(self, y: Tensor, count: int) -> None:
-        if not isinstance(y, Tensor) or y.dtype != torch.int64 or y.shape != (count,):
-            raise ValueError(f"y must be int64 [{count}], got {described(y)}")
-        if _eager(y) and count:
-            outside = (y < 0) | (y >= self.num_classes)
-            if _true(outside.any()):
-                wrong = y[outside][0].item()
-                raise ValueError(f"y must be classes from 0 to {self.num_classes - 1}, got {wrong}")
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Keep buffers at float32 at least in `.to()`, `.half()`, ...; `.double()` recomputes rounded ones.
-
-        Half precision would shift logits by 0.05 at C = 100.
-        """
-        before = dict(self._buffers)
-        super()._apply(fn, recurse)
-        for name, old in before.items():
-            new = self._buffers[name]
-            if old is None or new is None or new.dtype == old.dtype:
-                continue
-            if torch.finfo(new.dtype).bits < 32:
-                self._buffers[name] = old.to(new.device, torch.float32)
-            elif new.dtype == torch.float64:
-                self._buffers[name] = self._widened(name, old).to(new.device, torch.float64)
-        return self
-
-    def _widened(self, name: str, old: Tensor) -> Tensor:
-        return old
-
-
-class MaxMahalanobisHead(_Head):
+class MaxMahalanobisHead(Head):
     r"""The MM-LDA head (Eq. 5): logits_k = z . (precision * mu_k) + log pi_k, without learnable parameters.
 
     Means, log priors and precision are buffers: saved in `state_dict`, moved by `.to()`, and float32 at least whatever
@@ -247,7 +131,7 @@ class MaxMahalanobisHead(_Head):
     def forward(self, z: Tensor) -> Tensor:
         """Logits z . (precision * mu_k) + log pi_k: `[N, p]` -> `[N, L]`, float32 at least."""
         self._check_features(z)
-        if _autocast(z):
+        if autocast(z):
             with torch.autocast(z.device.type, enabled=False):
                 return self._logits(z)
         return self._logits(z)
@@ -289,7 +173,7 @@ class MaxMahalanobisHead(_Head):
         if not self.structured:
             logits = self(z)
             return F.cross_entropy(logits, y, reduction="none"), logits.detach().argmax(1) == y
-        with torch.autocast(z.device.type, enabled=False) if _autocast(z) else nullcontext():
+        with torch.autocast(z.device.type, enabled=False) if autocast(z) else nullcontext():
             x, *code = self._coded(z)
             losses, _, hits = structured.cross_entropy(x, y, *code, torch.is_grad_enabled() and x.requires_grad)
         return losses, hits
@@ -305,7 +189,7 @@ class MaxMahalanobisHead(_Head):
         if not self.structured:
             return super()._topk(z, k)
         self._check_features(z)
-        with torch.autocast(z.device.type, enabled=False) if _autocast(z) else nullcontext():
+        with torch.autocast(z.device.type, enabled=False) if autocast(z) else nullcontext():
             return structured.topk(*self._coded(z), k=k)
 
     def _coded(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -415,7 +299,7 @@ class MaxMahalanobisHead(_Head):
             self.C = float(f"{C:.6g}")  # float32 means carry no more digits
 
 
-class SoftmaxHead(_Head, nn.Linear):
+class SoftmaxHead(Head, nn.Linear):
     """Softmax regression, the paper's baseline: logits = W z + b, both learned. Used like `MaxMahalanobisHead`.
 
     The matmul runs in the autocast dtype as in any linear layer; the logits are float32 at least. The only loss is
@@ -458,7 +342,7 @@ class SoftmaxHead(_Head, nn.Linear):
         """Logits W z + b: `[N, p]` -> `[N, L]`, float32 at least."""
         self._check_features(z)
         weight, bias = self.weight, self.bias
-        if z.dtype != weight.dtype and not _autocast(z):
+        if z.dtype != weight.dtype and not autocast(z):
             dtype = torch.promote_types(z.dtype, weight.dtype)
             logits = F.linear(z.to(dtype), weight.to(dtype), bias.to(dtype))
         else:
@@ -497,19 +381,3 @@ class SoftmaxHead(_Head, nn.Linear):
         head.bias = nn.Parameter(self.bias.detach() + shift, requires_grad=self.bias.requires_grad)
         head.log_priors = log_priors
         return head
-
-
-def _autocast(x: Tensor) -> bool:
-    return not x.is_meta and torch.is_autocast_enabled(x.device.type)  # autocast does not know meta
-
-
-def _eager(x: Tensor) -> bool:
-    """Whether reading the values of x needs no synchronisation and causes no graph break."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
-
-
-def _true(condition: Tensor) -> bool:
-    try:
-        return bool(condition)
-    except RuntimeError:  # vmap and fake tensors have no value to read
-        return False
