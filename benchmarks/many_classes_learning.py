@@ -51,8 +51,8 @@ def train(task: str, head: str, variant: str, seed: int, args: argparse.Namespac
     settings = dict(VARIANTS[head][variant])
     data, measured = sets(task, args.root, held)
     colours = data.shape[0]
-    config = {"backbone": "resnet", "depth": 32, "channels": colours, "width": args.width, "head": head, "dim": 64}
-    config |= {"num_classes": data.num_classes, "latent": True}
+    config = {"backbone": "resnet", "depth": 32, "channels": colours, "head": head, "dim": 64}
+    config["num_classes"] = data.num_classes
     if head == "mmlda":
         config["C"] = settings.pop("C")
     augmentation = {"pad": 2} if TASKS[task] else {"pad": 4, "flip": True}
@@ -98,7 +98,6 @@ def main() -> None:
     parser.add_argument("--root", help="folder of the datasets")
     parser.add_argument("--chosen", type=Path, help="folder of select's results, for full")
     parser.add_argument("--steps", type=int, default=20_000)
-    parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
