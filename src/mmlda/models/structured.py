@@ -122,7 +122,7 @@ def cross_entropy(
     """
     (N, size), L = z.shape, len(bias)
     bases, x = _bases(L, size), z * weight
-    budget = 1 << (24 if z.is_cuda else 18)  # elements of a block: enough to keep a GPU busy, and a core's cache full
+    budget = 1 << (23 if z.is_cuda else 18)  # elements of a block: enough to keep a GPU busy, and a core's cache full
     step = max(1, budget // max(1, N * size))
     padded = F.pad(bias, (0, 2 * size * bases - L), value=-math.inf).view(bases * size, 2)
     plus, minus = padded.T.contiguous()  # [bases * p] each
