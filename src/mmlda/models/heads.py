@@ -27,7 +27,7 @@ from mmlda.theory.codes import BinaryCode
 from mmlda.theory.distribution import LatentFit, check_floating, latent_fit
 from mmlda.theory.means import check_range, pairwise_distances, separated_means, settled_code
 
-PLAIN = 1 << 20  # entries that a matrix of means may have where it could be avoided
+PLAIN = 1 << 19  # entries that a matrix of means may have where it could be avoided
 
 
 class MaxMahalanobisHead(Head):
@@ -105,7 +105,8 @@ class MaxMahalanobisHead(Head):
         self.C = check_positive("C", C)
         precision = check_positive("precision", precision)
         log_priors = check_priors(priors, self.num_classes).detach().log()
-        code = settled_code(self.num_classes, self.dim) if means is None else None
+        mu = None if means is None else self._scaled(means)
+        code = settled_code(self.num_classes, self.dim) if mu is None else None
         dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
         check_range("precision", precision, dtype)
         check_range("C", self.C, dtype)
@@ -118,7 +119,7 @@ class MaxMahalanobisHead(Head):
             scale = torch.tensor(math.sqrt(self.C), dtype=dtype, device=device)
             self._store_code(torch.from_numpy(code.signs()).to(device), scale)
         else:
-            mu = separated_means(self.num_classes, self.dim, C=self.C) if means is None else self._scaled(means)
+            mu = separated_means(self.num_classes, self.dim, C=self.C) if mu is None else mu
             self.means = mu.to(device, dtype)  # [L, p]
         self.register_buffer("log_priors", log_priors.to(device, dtype))  # [L]
         self.register_buffer("precision", torch.tensor(precision, dtype=dtype, device=device))
