@@ -173,7 +173,7 @@ def arrange_means(
     Examples
     --------
     >>> print(arrange_means(num_classes=4000, dim=64))
-    4,000 means in 64 dimensions (Kerdock): largest cosine 0.125000, lower bound 0.122608
+    4,000 means in 64 dimensions (Kerdock): largest cosine 0.125000, lower bound 0.122467
     """
     L, p, C = check_count("num_classes", num_classes, 2), check_count("dim", dim, 1), check_positive("C", C)
     check_count("seed", seed, 0)
