@@ -256,6 +256,15 @@ def test_buffers_may_be_rewritten_between_forward_and_backward():
     loss.backward()
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_bare_head_exports(strict):
+    head, loaded = make(*SMALL), matrix(make(*SMALL))
+    loaded.load_state_dict(head.state_dict())
+    for each in (head, loaded, matrix(head)):
+        program = torch.export.export(each, (features(6, 20),), strict=strict)
+        torch.testing.assert_close(program.module()(features(6, 20)), head(features(6, 20)))
+
+
 @pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
 def test_exports(tmp_path, suffix):
     if suffix == ".onnx":

@@ -123,6 +123,7 @@ class MaxMahalanobisHead(Head):
             self.means = mu.to(device, dtype)  # [L, p]
         self.register_buffer("log_priors", log_priors.to(device, dtype))  # [L]
         self.register_buffer("precision", torch.tensor(precision, dtype=dtype, device=device))
+        self._put_none_last()
 
     def extra_repr(self) -> str:
         """Describe the settings."""
@@ -259,6 +260,12 @@ class MaxMahalanobisHead(Head):
             raise ValueError(f"means must have rows of finite norm > 0, got {bad[0].item():g}")
         return means.detach().double() * (math.sqrt(self.C) / norm)
 
+    def _put_none_last(self) -> None:
+        """Order the buffers: torch.export finds those behind a None under wrong names."""
+        ordered = sorted(self._buffers.items(), key=lambda item: item[1] is None)
+        self._buffers.clear()
+        self._buffers.update(ordered)
+
     def _store_code(self, signs: Tensor, scale: Tensor) -> None:
         self.means, self.signs, self.scale = None, signs, scale  # type: ignore[assignment]
         self.core = structured.core_matrix(signs.shape[1]).to(signs.device)
@@ -283,6 +290,7 @@ class MaxMahalanobisHead(Head):
             self.signs = self.scale = self.core = None  # type: ignore[assignment]
         elif not self.structured and f"{prefix}signs" in state_dict:
             self._store_code(torch.empty_like(state_dict[f"{prefix}signs"], device=here), self.precision.clone())
+        self._put_none_last()
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, unexpected, errors)
         for name, buffer in self._buffers.items():  # load_state_dict(assign=True) takes the dtype of the file
             if buffer is not None and buffer.is_floating_point() and torch.finfo(buffer.dtype).bits < 32:
