@@ -18,7 +18,7 @@ from mmlda.theory.codes import BinaryCode, ChirpCode, binary_code, capacity, chi
 from mmlda.theory.optimiser import evaluations, largest_cosine, optimise
 
 _MOST = 10_000  # classes for the optimiser where there is no code: it needs [L, L] matrices
-_LEAST = 400  # evaluations that it must be able to make where there is one
+_LEAST = 200  # evaluations that it must be able to make where there is one
 
 
 def generate_opt_means(
@@ -123,7 +123,7 @@ def separated_means(
       starts, deterministic from `seed` and limited to about a minute. The optimiser wins while L is a small multiple of
       p; it reaches the icosahedron, the 24-cell, E8's 240 roots and the solved cases of Tammes' problem. It is not
       run where the code is near the bound (1.5 times, in 27 dimensions and more), or where a minute is too short
-      for it (`L^2 (p + 64)` above 3.75e8).
+      for it (`L^2 (p + 64)` above 7.5e8).
 
     `arrange_means` says which one was used and how far the bound is.
 
