@@ -127,7 +127,7 @@ def cosines() -> None:
 
 def many_classes() -> None:
     """Largest cosine and approximate robustness in 64 dimensions, from a few classes to a hundred thousand."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3.2))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3.6))
     p = 64
     sizes = np.unique(np.geomspace(2, 100_000, 120).astype(int))
     curves = {"simplex": [], "cross-polytope": [], "Kerdock": [], "Delsarte–Goethals": []}
@@ -154,7 +154,7 @@ def many_classes() -> None:
     orthoplex = sizes[sizes > p * (p + 1)]
     left.semilogx(orthoplex, np.full(len(orthoplex), p**-0.5), "k--", lw=0.9, label="orthoplex (lines)")
     left.set(xlabel="L", ylabel="largest cosine", ylim=(-0.3, 0.75), title="p = 64")
-    left.legend(fontsize=7)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=7)
     right.semilogx(sizes, 10 * np.sqrt((1 - bound) / 2), "k-", lw=0.9)
     right.set(xlabel="L", ylabel="min Δ / 2", title="Approximate robustness, C = 100", ylim=(3.5, 9))
     save(figure, "many-classes")
