@@ -91,8 +91,11 @@ def many_classes() -> str:
     for row in found["rows"]:
         cells = [f"{row['num_classes']:,}", f"{row['dim']:,}"]
         for run in row["results"].values():
-            why = run.get("skipped")
-            cells.append(f"– ({why})" if why else f"{1e3 * run['seconds']:,.3g} ms, {run['bytes'] / 1e6:,.0f} MB")
+            if why := run.get("skipped"):
+                cells.append(f"– ({why})")
+                continue
+            ms = 1e3 * run["seconds"]
+            cells.append(f"{ms:,.{0 if ms > 99.5 else 1}f} ms, {run['bytes'] / 1e6:,.0f} MB")
         rows.append(cells)
     text = table("L | p | head | `nn.Linear` | `nn.Linear`, bfloat16", rows)
     what = f"{found['device']}, {found['threads']} thread{'s' * (found['threads'] > 1)}, torch {found['torch']}"
