@@ -1,4 +1,4 @@
-"""Write the tables of benchmarks/README.md from benchmarks/results: `python tools/make_benchmark_tables.py`."""
+"""Write the tables of benchmarks/README.md and docs/how-to/many-classes.md: `python tools/make_benchmark_tables.py`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from from_results import ROOT, table, write
 
 SCRIPT = Path(__file__).name
+MANY = ROOT / "docs" / "how-to" / "many-classes.md"
 PAGE = ROOT / "benchmarks" / "README.md"
 
 
@@ -84,9 +85,27 @@ def parts_of_the_head() -> str:
     return table("what | median", rows)
 
 
+def many_classes() -> str:
+    rows = []
+    found = read("many-classes-cpu")
+    for row in found["rows"]:
+        cells = [f"{row['num_classes']:,}", f"{row['dim']:,}"]
+        for run in row["results"].values():
+            if why := run.get("skipped"):
+                cells.append(f"– ({why})")
+                continue
+            ms = 1e3 * run["seconds"]
+            cells.append(f"{ms:,.{0 if ms > 99.5 else 1}f} ms, {run['bytes'] / 1e6:,.0f} MB")
+        rows.append(cells)
+    text = table("L | p | head | `nn.Linear` | `nn.Linear`, bfloat16", rows)
+    what = f"{found['device']}, {found['threads']} thread{'s' * (found['threads'] > 1)}, torch {found['torch']}"
+    return f"{text}\n*Batch {found['batch']}; {what}; commit {found['commit']}.*\n"
+
+
 def pages() -> dict[Path, dict[str, str]]:
     return {
-        PAGE: {"h200": attacks("h200"), "cpu": attacks("cpu"), "training": training(), "other": parts_of_the_head()}
+        MANY: {"many classes": many_classes()},
+        PAGE: {"h200": attacks("h200"), "cpu": attacks("cpu"), "training": training(), "other": parts_of_the_head()},
     }
 
 

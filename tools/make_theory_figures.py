@@ -1,7 +1,7 @@
-"""Draw the plots of docs/theory.md as SVG under docs/figures/: `python tools/make_theory_figures.py`.
+"""Draw the plots of docs/theory.md and docs/how-to/many-classes.md: `python tools/make_theory_figures.py`.
 
-Every curve comes from the functions of `mmlda.theory` and `mmlda.theory.means`. Takes about a
-minute, most of it for the optimised means.
+They are SVG files under docs/figures/. Every curve comes from the functions of `mmlda.theory`. Takes a few minutes,
+most of it for the optimised means.
 """
 
 import math
@@ -15,7 +15,9 @@ import numpy as np
 
 import mmlda
 from mmlda import theory
+from mmlda.theory.codes import binary_code
 from mmlda.theory.means import welch_bound
+from mmlda.theory.optimiser import largest_cosine, optimise
 
 FIGURES = Path(__file__).parents[1] / "docs" / "figures"
 plt.rcParams.update({"svg.hashsalt": "mmlda", "font.size": 9, "figure.constrained_layout.use": True})
@@ -123,11 +125,46 @@ def cosines() -> None:
     save(figure, "cosines")
 
 
+def many_classes() -> None:
+    """Largest cosine and approximate robustness in 64 dimensions, from a few classes to a hundred thousand."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3.6))
+    p = 64
+    sizes = np.unique(np.geomspace(2, 100_000, 120).astype(int))
+    curves = {"simplex": [], "cross-polytope": [], "Kerdock": [], "Delsarte–Goethals": []}
+    for L in sizes:
+        if L <= 2 * p:
+            name, cosine = ("simplex", -1 / (L - 1)) if L <= p + 1 else ("cross-polytope", 0.0)
+        else:
+            code = binary_code(int(L), p)
+            name, cosine = code.name.replace("-", "–"), code.max_cosine
+        curves[name].append((L, cosine))
+    curves["optimiser"] = [(L, largest_cosine(optimise(L, p, 0, -1.0))) for L in (150, 200, 300, 500, 800)]
+    rng = np.random.default_rng(0)
+    curves["random directions"] = [
+        (L, mmlda.max_cosine(rng.standard_normal((L, p)))) for L in (3, 10, 30, 100, 300, 1000, 3000)
+    ]
+    for name, points in curves.items():
+        L, cosine = np.array(points).T
+        style = "o" if name == "optimiser" else "--" if name == "random directions" else "-"
+        left.semilogx(L, cosine, style, ms=3, label=name)
+        right.semilogx(L, 10 * np.sqrt((1 - cosine) / 2), style, ms=3)
+    bound = np.array([mmlda.cosine_bound(int(L), p) for L in sizes])
+    left.semilogx(sizes, bound, "k-", lw=0.9, label="Rankin, Levenshtein")
+    left.semilogx(sizes, [welch_bound(int(L), p) for L in sizes], "k:", label="Welch (lines)")
+    orthoplex = sizes[sizes > p * (p + 1)]
+    left.semilogx(orthoplex, np.full(len(orthoplex), p**-0.5), "k--", lw=0.9, label="orthoplex (lines)")
+    left.set(xlabel="L", ylabel="largest cosine", ylim=(-0.3, 0.75), title="p = 64")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=7)
+    right.semilogx(sizes, 10 * np.sqrt((1 - bound) / 2), "k-", lw=0.9)
+    right.set(xlabel="L", ylabel="min Δ / 2", title="Approximate robustness, C = 100", ylim=(3.5, 9))
+    save(figure, "many-classes")
+
+
 def main() -> None:
     FIGURES.mkdir(exist_ok=True)
-    for figure in (efficiency, distance, radicand, scale, cosines):
+    for figure in (efficiency, distance, radicand, scale, cosines, many_classes):
         figure()
-        print(f"{FIGURES.name}/{figure.__name__}.svg")
+        print(f"{FIGURES.name}/{figure.__name__.replace('_', '-')}.svg")
 
 
 if __name__ == "__main__":

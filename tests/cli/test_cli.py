@@ -199,7 +199,7 @@ def test_theory_and_means():
     assert values["robustness_bound"] == pytest.approx((10 * 100 / 18) ** 0.5)
     assert "7.4535" in mmlda("theory").stdout
     means = json.loads(mmlda("means", "--classes", 12, "--dim", 8, "--json").stdout)
-    assert means["kind"] == "pairs" and means["max_cosine"] == 0 and len(means["means"]) == 12
+    assert means["kind"] == "cross-polytope" and means["max_cosine"] == 0 and len(means["means"]) == 12
 
 
 def test_data_and_models(tmp_path):

@@ -58,3 +58,54 @@ def test_ddp_of_two_processes_trains_the_network_of_one(tmp_path):
         torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
     moved = [name for name, value in start.state_dict().items() if not torch.equal(value, found[name])]
     assert moved == [name for name, _ in model.named_parameters()]  # all of the network, none of the head
+
+
+class Streamed(torch.nn.Module):
+    """The streamed loss of a network whose head has no matrix of means."""
+
+    def __init__(self, seed):
+        from mmlda.models import Classifier, conv_net, heads
+
+        super().__init__()
+        heads.PLAIN = 0
+        torch.manual_seed(seed)
+        self.model = Classifier(conv_net(width=4, batch_norm=False), MaxMahalanobisHead(281, 20, C=2.0))
+        heads.PLAIN = 1 << 19
+        assert self.model.head.structured
+
+    def forward(self, x, y):
+        return self.model.head.loss(self.model.features(x), y)
+
+    def train_on(self, call, x, y):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            (call(x, y) + call(1 - x, y)).backward()
+            optimizer.step()
+
+
+def streamed_worker(rank, folder):
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    module = Streamed(seed=rank)
+    if rank:
+        module.model.head.signs.zero_()  # DDP takes rank 0's
+    x, y = batch()
+    module.train_on(DistributedDataParallel(module), x[rank::2], y[rank::2] * 70)
+    if rank == 1:
+        torch.save(module.state_dict(), f"{folder}/rank1.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_ddp_with_a_streamed_loss(tmp_path):
+    torch.multiprocessing.spawn(streamed_worker, args=(str(tmp_path),), nprocs=2)
+    module = Streamed(seed=0)
+    x, y = batch()
+    module.train_on(module, x, y * 70)
+    found = torch.load(tmp_path / "rank1.pt", weights_only=True)
+    for name, value in module.state_dict().items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")

@@ -154,3 +154,13 @@ def test_mistakes_are_one_sentence(tmp_path):
         mmlda.save(mmlda.load("mnist-sr"), tmp_path / "file")
     with pytest.raises(ValueError, match="model must be a network, such as a Classifier, got 'mnist-sr'"):
         mmlda.save("mnist-sr", tmp_path / "new")
+
+
+def test_a_head_without_a_matrix_is_saved_and_loaded(tmp_path):
+    config = {"backbone": "mlp", "inputs": 4, "hidden": [8], "head": "mmlda", "num_classes": 20_000, "dim": 256}
+    model = mmlda.models.build(config, seed=0).eval()
+    assert model.head.means is None
+    path = mmlda.save(model, tmp_path)
+    assert path.stat().st_size < 2_000_000
+    x = torch.rand(3, 4)
+    assert torch.equal(mmlda.load(tmp_path).predict(x), model.predict(x))

@@ -184,7 +184,8 @@ def feature_loss(net: Any, x: Tensor, y: Tensor) -> Callable[..., Tensor] | None
     with torch.no_grad():
         z = features(x).flatten(1)  # [N, p]
     head = getattr(net, "head", None)
-    means = head.means if isinstance(head, MaxMahalanobisHead) else _centroids(z, y)
+    own = isinstance(head, MaxMahalanobisHead) and not head.structured
+    means = head.means if own else _centroids(z, y)  # type: ignore[union-attr]
 
     def loss(model: Model, v: Tensor, label: Tensor) -> Tensor:
         squared = (features(v).flatten(1)[:, None] - means).square().sum(2)  # [N, L]

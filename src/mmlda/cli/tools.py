@@ -61,20 +61,18 @@ def means(
 ) -> None:
     """Show how well L means separate in p dimensions.
 
-    Prints their largest cosine and a lower bound on it.
+    Prints the construction, their largest cosine and a lower bound on it.
     """
     import mmlda
 
-    mu = mmlda.separated_means(num_classes=classes, dim=dim, C=C, seed=seed)
-    kind = "simplex" if classes <= dim + 1 else "pairs" if classes <= 2 * dim else "optimised"
-    values = {"kind": kind, "max_cosine": mmlda.max_cosine(mu), "bound": mmlda.cosine_bound(classes, dim)}
+    found = mmlda.theory.arrange_means(num_classes=classes, dim=dim, C=C, seed=seed)
+    mu = found.means
+    values = {"kind": found.construction, "max_cosine": found.max_cosine, "bound": found.bound}
     if plot is not None:
         from mmlda.theory.pictures import means_picture
 
         means_picture(plot, mu)
-    cosines = f"largest cosine {values['max_cosine']:.6f}, lower bound {values['bound']:.6f}"
-    text = f"{classes} means in {dim} dimensions ({kind}): {cosines}"
-    show({**values, "means": mu.tolist()}, f"{text}\n{plot}" if plot else text, as_json)
+    show({**values, "means": mu.tolist()} if as_json else values, f"{found}\n{plot}" if plot else found, as_json)
 
 
 @command("mmlda data list --root ~/datasets", "list", data_app)

@@ -14,7 +14,18 @@ from mmlda.data.augment import augment, draw_augmentation
 from mmlda.data.convert import as_images
 from mmlda.data.datasets import CLASSES, data_root, find, load
 from mmlda.data.images import ImageData
-from mmlda.data.subsets import biased, bp1, bp2, fold_rows, folds, holdout, long_tailed, split, stratified
+from mmlda.data.subsets import (
+    biased,
+    bp1,
+    bp2,
+    digit_strings,
+    fold_rows,
+    folds,
+    holdout,
+    long_tailed,
+    split,
+    stratified,
+)
 from mmlda.data.tables import table
 
 __all__ = [
@@ -26,6 +37,7 @@ __all__ = [
     "bp1",
     "bp2",
     "data_root",
+    "digit_strings",
     "draw_augmentation",
     "find",
     "fold_rows",

@@ -34,6 +34,8 @@ class ImageData(Dataset[tuple[Tensor, int]]):
         Name of the data in reports.
     bounds
         Range of each column of a table in its own units, [2, D]; None for images.
+    parts
+        Where each image is several of `images` side by side, their rows, [N, parts] int64; see `digit_strings`.
 
     Raises
     ------
@@ -57,14 +59,16 @@ class ImageData(Dataset[tuple[Tensor, int]]):
     classes: tuple[str, ...]
     name: str = ""
     bounds: Tensor | None = None
+    parts: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.images.dtype not in (torch.uint8, torch.float32) or self.images.ndim not in (2, 4):
             got = f"{self.images.dtype} {list(self.images.shape)}"
             raise ValueError(f"images must be uint8 or float32 [N, C, H, W] (or [N, D] for tables), got {got}")
-        if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
+        count = len(self.images if self.parts is None else self.parts)
+        if self.labels.dtype != torch.int64 or self.labels.shape != (count,):
             got = f"{self.labels.dtype} {list(self.labels.shape)}"
-            raise ValueError(f"labels must be int64 [{len(self.images)}], got {got}")
+            raise ValueError(f"labels must be int64 [{count}], got {got}")
         if not len(self.labels):
             raise ValueError("images must be at least one image, got none")
         object.__setattr__(self, "classes", tuple(self.classes))
@@ -104,7 +108,8 @@ class ImageData(Dataset[tuple[Tensor, int]]):
     @property
     def shape(self) -> tuple[int, ...]:
         """(C, H, W) of one image, or (D,) of one row."""
-        return tuple(self.images.shape[1:])
+        *rest, width = self.images.shape[1:]
+        return (*rest, width if self.parts is None else width * self.parts.shape[1])
 
     @property
     def device(self) -> torch.device:
@@ -121,19 +126,22 @@ class ImageData(Dataset[tuple[Tensor, int]]):
         return self.counts.double() / len(self)
 
     def to(self, device: torch.device | str) -> ImageData:
-        return replace(self, images=self.images.to(device), labels=self.labels.to(device))
+        parts = None if self.parts is None else self.parts.to(device)
+        return replace(self, images=self.images.to(device), labels=self.labels.to(device), parts=parts)
 
     def subset(self, index: Index) -> ImageData:
         """The images at `index`: positions, a boolean mask, or a slice."""
         if not isinstance(index, slice):
             index = torch.as_tensor(index, device=self.device)
+        if self.parts is not None:
+            return replace(self, labels=self.labels[index], parts=self.parts[index])
         return replace(self, images=self.images[index], labels=self.labels[index])
 
     def pixels(self, index: Index | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
         """The images (at `index`) as floats in [0, 1], [N, C, H, W]: a byte v is v / 255."""
         if index is not None and not isinstance(index, slice | Tensor):
             index = torch.as_tensor(index, device=self.device)
-        images = self.images if index is None else self.images[index]
+        images = self.images if index is None and self.parts is None else gather(self.images, self.parts, index)
         return images.to(dtype).div_(255) if images.dtype == torch.uint8 else images.to(dtype)
 
     def in_units(self, rows: Tensor) -> Tensor:
@@ -146,6 +154,15 @@ class ImageData(Dataset[tuple[Tensor, int]]):
     def digest(self) -> str:
         """SHA-256 of the images and labels (not the names), to record which data a result was made with."""
         hasher = hashlib.sha256(f"{self.images.dtype} {list(self.images.shape)}".encode())
-        for tensor in (self.images, self.labels):
+        for tensor in (self.images, self.labels, *([] if self.parts is None else [self.parts])):
             hasher.update(tensor.cpu().contiguous().numpy().data)
         return hasher.hexdigest()
+
+
+def gather(images: Tensor, parts: Tensor | None, index: Tensor | slice | None) -> Tensor:
+    """The images at `index`: rows of `images`, or with `parts` the images that it puts side by side."""
+    index = slice(None) if index is None else index
+    if parts is None:
+        return images[index]
+    chosen = images[parts[index]]  # [n, parts, C, H, W]
+    return chosen.permute(0, 2, 3, 1, 4).flatten(3)  # [n, C, H, parts * W]

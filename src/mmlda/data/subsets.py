@@ -7,17 +7,30 @@ every machine, device and version.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mmlda._utils.checks import check_count, invalid
-from mmlda.data.images import ImageData
+from mmlda.data.images import ImageData, gather
 
-__all__ = ["biased", "bp1", "bp2", "fold_rows", "folds", "holdout", "long_tailed", "split", "stratified"]
+__all__ = [
+    "biased",
+    "bp1",
+    "bp2",
+    "digit_strings",
+    "fold_rows",
+    "folds",
+    "holdout",
+    "long_tailed",
+    "split",
+    "stratified",
+]
 
 
 def split(data: ImageData, part: float = 0.2) -> tuple[ImageData, ImageData]:
@@ -51,7 +64,7 @@ def split(data: ImageData, part: float = 0.2) -> tuple[ImageData, ImageData]:
     n = math.ceil(len(data) * part)
     if not 0 < n < len(data):
         raise ValueError(f"data must leave images to train and to test on, got {len(data)} images with part = {part}")
-    flat = data.images.cpu().contiguous().view(len(data), -1).numpy()
+    flat = gather(data.images, data.parts, None).cpu().contiguous().view(len(data), -1).numpy()
     keys = [hashlib.sha256(row.tobytes()).digest() for row in flat]
     order = np.array(sorted(range(len(data)), key=lambda i: (keys[i], i)))
     return _hold(data, order, n)
@@ -214,6 +227,59 @@ def long_tailed(data: ImageData, imbalance: float = 100.0, seed: int = 0) -> Ima
     for k, n in enumerate(wanted):
         kept[order[y[order] == k][:n]] = True
     return data.subset(kept)
+
+
+def digit_strings(data: ImageData, length: int = 3, n: int | None = None, seed: int = 0) -> ImageData:
+    """Images of `data` side by side, with one class per string: 1,000 classes from MNIST's digits at length 3.
+
+    The strings are rows of `data`, put together on its device when they are used, so that they need no memory beyond
+    its own. Each class has the same number of strings, give or take one; the images of a string are random ones of
+    their classes. Make the test strings from the test set: no image is then in both.
+
+    Parameters
+    ----------
+    data
+        Images to put side by side, of L classes that all have images.
+    length
+        Images per string; there are L^length classes, at most 1,000,000.
+    n
+        How many strings (default: as many as `data` has images, at least one per class).
+    seed
+        Selects the images.
+
+    Returns
+    -------
+    ImageData
+        `n` strings `[C, H, length * W]`.
+
+    Examples
+    --------
+    >>> from mmlda.data import load
+    >>> strings = digit_strings(load("digits")[0], length=2)
+    >>> strings, strings.classes[int(strings.labels[5])], strings.pixels([5]).shape
+    (ImageData('digits-strings-2', 1437 images of 1 x 8 x 16, 100 classes), '05', torch.Size([1, 1, 8, 16]))
+    """
+    if data.is_table or data.parts is not None:
+        raise ValueError(f"data must be images, got {data!r}")
+    L, length = data.num_classes, check_count("length", length, 1)
+    if L**length > 10**6:
+        raise invalid("length", f"such that {L}^length is at most 1,000,000", length)
+    if not bool((data.counts > 0).all()):
+        raise ValueError("data must have an image of each class, got a class without one")
+    n = max(len(data), L**length) if n is None else check_count("n", n, 1)
+    label = np.arange(n) % L**length
+    order, counts = np.argsort(data.labels.cpu().numpy(), kind="stable"), data.counts.cpu().numpy()
+    start = np.cumsum(counts) - counts
+    digits = label[:, None] // L ** np.arange(length)[::-1] % L  # [n, length]
+    within = (_uniform(n * length, seed).reshape(n, length) * counts[digits]).astype(np.int64)
+    names = tuple("".join(letters) for letters in itertools.product(data.classes, repeat=length))
+    return replace(
+        data,
+        labels=torch.from_numpy(label).to(data.device),
+        classes=names,
+        name=f"{data.name}-strings-{length}",
+        parts=torch.from_numpy(order[start[digits] + within]).to(data.device),
+    )
 
 
 def bp1(seed: int = 0) -> Tensor:

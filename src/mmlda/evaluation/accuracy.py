@@ -86,8 +86,8 @@ def _from_loader(model: Model, loader: DataLoader[Any], device: torch.device | s
     guesses, labels, L, passes = [], [], 0, None
     for batch in loader:
         images = images_for(model, as_images(as_pair(batch, "a batch of data"), names))
-        z, passes = answers(net, images, device=device, batch_size=len(images), passes=passes)
-        guesses.append(z.argmax(1))
+        guess, passes = answers(net, images, device=device, batch_size=len(images), passes=passes, classes=True)
+        guesses.append(guess)
         labels.append(images.labels)
         L = max(L, images.num_classes)
     if not labels:
@@ -127,21 +127,26 @@ def answers(
     device: torch.device | str | None = None,
     batch_size: int = 1000,
     passes: int | None = None,
+    classes: bool = False,
 ) -> tuple[Tensor, int]:
     """The logits of every image, [N, L], on the CPU, and how many passes they are from; the model is in eval mode.
 
-    One pass, or 16 of a random model: then the logits are the logarithms of the mean probabilities.
+    One pass, or 16 of a random model: then the logits are the logarithms of the mean probabilities. With `classes`, the
+    predicted classes [N] instead, so that the logits of one batch at a time are in memory.
     """
     place, net = device_of(model, device), on_device(model, device)
     rows = torch.arange(len(images), device=images.device).split(check_count("batch_size", batch_size, 1))
+    found = []
     with eval_mode(net):
         if passes is None:
             passes = PASSES if is_random(net, images.pixels(slice(16)).to(place)) else 1
-        z = torch.cat([_mean_answer(net, images.pixels(part).to(place), passes) for part in rows]).cpu()
-    if z.shape[1] < images.num_classes:
-        expected = f"[{len(images)}, {images.num_classes}]{from_one(images, z.shape[-1])}"
-        raise ValueError(f"model must return logits {expected}, got {list(z.shape)}")
-    return z, passes
+        for part in rows:
+            z = _mean_answer(net, images.pixels(part).to(place), passes)
+            if z.shape[1] < images.num_classes:
+                expected = f"[{len(part)}, {images.num_classes}]{from_one(images, z.shape[-1])}"
+                raise ValueError(f"model must return logits {expected}, got {list(z.shape)}")
+            found.append(z.argmax(1) if classes else z)
+    return torch.cat(found).cpu(), passes
 
 
 def _mean_answer(model: Model, x: Tensor, passes: int) -> Tensor:
@@ -155,8 +160,10 @@ def _mean_answer(model: Model, x: Tensor, passes: int) -> Tensor:
 
 
 def predictions(model: Model, data: Any, *, device: torch.device | str | None = None, batch_size: int = 1000) -> Tensor:
-    """The predicted class of every image, [N] int64, on the CPU."""
-    return logits(model, data, device=device, batch_size=batch_size).argmax(1)
+    """The predicted class of every image, [N] int64, on the CPU; warns if the model is random (see `answers`)."""
+    found, passes = answers(model, images_for(model, data), device=device, batch_size=batch_size, classes=True)
+    _warn_if_random(passes)
+    return found
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -133,11 +134,11 @@ class Classifier(nn.Module):
         Tensor
             Classes `[N]`, int64, on the model's device.
         """
-        return self._logits(x, batch_size).argmax(1)
+        return self._each(x, batch_size, lambda part: self.head.predict(self.features(part)))  # type: ignore[operator]
 
     def predict_proba(self, x: Tensor | np.ndarray, batch_size: int = 1000) -> Tensor:
         """Predict the probability of each class, `[N, L]`; the parameters are those of `predict`."""
-        return self._logits(x, batch_size).softmax(1)
+        return self._each(x, batch_size, self).softmax(1)
 
     def with_priors(self, priors: Any, labels: Any = None) -> Classifier:
         """The same network with other class priors in its head; the backbone is shared.
@@ -165,12 +166,13 @@ class Classifier(nn.Module):
         return model
 
     @torch.no_grad()
-    def _logits(self, x: Tensor | np.ndarray, batch_size: int) -> Tensor:
+    def _each(self, x: Tensor | np.ndarray, batch_size: int, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """A function of each batch, in eval mode and on the model's device; bytes become pixels in [0, 1]."""
         x = torch.as_tensor(x)
         scale = 255 if x.dtype == torch.uint8 else 1
         with eval_mode(self):
             parts = x.split(check_count("batch_size", batch_size, 1))
-            return torch.cat([self(part.to(self.mean) / scale) for part in parts])
+            return torch.cat([function(part.to(self.mean) / scale) for part in parts])
 
     @property
     def config(self) -> dict[str, Any]:

@@ -12,131 +12,33 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmlda._utils.checks import check_choice, check_count, check_positive, check_priors, invalid
-from mmlda.theory.distribution import LatentFit, check_floating, described, empirical_priors, latent_fit
-from mmlda.theory.means import check_range, pairwise_distances, separated_means
+from mmlda._utils.checks import check_count, check_positive, check_priors
+from mmlda.models import structured
+from mmlda.models.head_base import Head, Priors, autocast
+from mmlda.theory.codes import BinaryCode
+from mmlda.theory.distribution import LatentFit, check_floating, latent_fit
+from mmlda.theory.means import check_range, pairwise_distances, separated_means, settled_code
 
-Priors = Tensor | Sequence[float] | str | None
-
-
-class _Head(nn.Module):
-    """Base of both heads: checks, predictions, priors, and buffers of at least float32."""
-
-    num_classes: int
-    dim: int
-    log_priors: Tensor
-    losses: tuple[str, ...]
-
-    def loss(self, z: Tensor, y: Tensor, name: str = "ce", reduction: str = "mean") -> Tensor:
-        """Loss of features with their classes.
-
-        Parameters
-        ----------
-        z
-            Features `[N, p]`.
-        y
-            Classes `[N]`, int64.
-        name
-            One of `losses`.
-        reduction
-            "mean" (default) and "sum" return a scalar, "none" returns `[N]`.
-        """
-        if name not in self.losses:
-            raise invalid("name", f"one of {self.losses} for a {type(self).__name__}", name)
-        check_choice("reduction", reduction, ("none", "mean", "sum"))
-        self._check_features(z)
-        self._check_labels(y, len(z))
-        if name == "ce":
-            return F.cross_entropy(self(z), y, reduction=reduction)
-        losses: Tensor = getattr(self, f"_{name}_loss")(z, y)  # [N]
-        return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
-
-    def predict_proba(self, z: Tensor) -> Tensor:
-        """Class probabilities `[N, L]` of features `[N, p]`.
-
-        In float32 they are often exactly 0 or 1, so attacks should use the logits `head(z)`.
-        """
-        return self(z).softmax(1)
-
-    def predict(self, z: Tensor) -> Tensor:
-        """Most probable class `[N]`, int64, of features `[N, p]`."""
-        return self(z).argmax(1)
-
-    @property
-    def priors(self) -> Tensor:
-        """Class priors `[L]`."""
-        return self.log_priors.exp()
-
-    def _resolve(self, priors: Priors, labels: Tensor | Sequence[int] | None) -> Tensor:
-        """Log priors [L] for `with_priors`, with the dtype and device of the current ones."""
-        empirical = isinstance(priors, str) and priors == "empirical"
-        if empirical and labels is None:
-            raise ValueError("labels must be given where priors = 'empirical', got None")
-        if labels is not None and not empirical:
-            raise invalid("priors", "'empirical' where labels are given", priors)
-        pi = check_priors(priors, self.num_classes) if labels is None else empirical_priors(labels, self.num_classes)
-        return pi.detach().log().to(self.log_priors)
-
-    def _check_features(self, z: Tensor) -> None:
-        """Raise ValueError for bad features.
-
-        Values are checked on the CPU only, where this needs no synchronisation, and only without gradients: in training
-        NaN passes, and the loop reports the step at which the loss became NaN.
-        """
-        check_floating("z", z, "N", self.dim)
-        # One sum is the cheapest check of every value. Finite numbers can overflow it, so check again before raising.
-        if not z.requires_grad and _eager(z) and _true(~z.sum().isfinite()) and _true(~z.isfinite().all()):
-            raise ValueError(f"z must be finite, got NaN or infinity in {list(z.shape)}")
-
-    def _check_labels(self, y: Tensor, count: int) -> None:
-        if not isinstance(y, Tensor) or y.dtype != torch.int64 or y.shape != (count,):
-            raise ValueError(f"y must be int64 [{count}], got {described(y)}")
-        if _eager(y) and count:
-            outside = (y < 0) | (y >= self.num_classes)
-            if _true(outside.any()):
-                wrong = y[outside][0].item()
-                raise ValueError(f"y must be classes from 0 to {self.num_classes - 1}, got {wrong}")
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Keep buffers at float32 at least in `.to()`, `.half()`, ...; `.double()` recomputes rounded ones.
-
-        Half precision would shift logits by 0.05 at C = 100.
-        """
-        before = dict(self._buffers)
-        super()._apply(fn, recurse)
-        for name, old in before.items():
-            new = self._buffers[name]
-            if old is None or new is None or new.dtype == old.dtype:
-                continue
-            if torch.finfo(new.dtype).bits < 32:
-                self._buffers[name] = old.to(new.device, torch.float32)
-            elif new.dtype == torch.float64:
-                self._buffers[name] = self._widened(name, old).to(new.device, torch.float64)
-        return self
-
-    def _widened(self, name: str, old: Tensor) -> Tensor:
-        return old
-
-    def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
-    ) -> None:
-        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, unexpected, errors)
-        if not self.log_priors.is_meta and not abs(float(self.log_priors.double().logsumexp(0))) < 0.01:  # also NaN
-            errors.append(f"{prefix}log_priors must be logarithms of priors, which sum to 1")
+PLAIN = 1 << 19  # entries that a matrix of means may have where it could be avoided
 
 
-class MaxMahalanobisHead(_Head):
+class MaxMahalanobisHead(Head):
     r"""The MM-LDA head (Eq. 5): logits_k = z . (precision * mu_k) + log pi_k, without learnable parameters.
 
     Means, log priors and precision are buffers: saved in `state_dict`, moved by `.to()`, and float32 at least whatever
     the network's dtype. Logits have the wider of z's dtype and the means', also under autocast.
+
+    Where `separated_means` are a code of many classes, no matrix of means is stored (`means` is None): logits come from
+    fast transforms, and "ce", `predict` and `topk` go over the classes in blocks, without `[N, L]` logits.
+    `class_means` returns the means of some classes. See `mmlda.models.structured`.
 
     Losses of features z with classes y:
 
@@ -182,7 +84,10 @@ class MaxMahalanobisHead(_Head):
     """
 
     losses = ("ce", "soft", "centre")
-    means: Tensor
+    means: Tensor  # None where a code stands for them
+    signs: Tensor  # int8 [bases, size]: the code; None where there are means
+    scale: Tensor  # sqrt(C), beside the signs
+    core: Tensor
     precision: Tensor
 
     def __init__(
@@ -200,15 +105,25 @@ class MaxMahalanobisHead(_Head):
         self.C = check_positive("C", C)
         precision = check_positive("precision", precision)
         log_priors = check_priors(priors, self.num_classes).detach().log()
-        mu = separated_means(self.num_classes, self.dim, C=self.C) if means is None else self._scaled(means)
+        mu = None if means is None else self._scaled(means)
+        code = settled_code(self.num_classes, self.dim) if mu is None else None
         dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
         check_range("precision", precision, dtype)
         check_range("C", self.C, dtype)
         check_range("precision * C", precision * self.C, dtype)  # the logit of a mean at itself
         device = torch.get_default_device() if means is None else means.device
-        self.register_buffer("means", mu.to(device, dtype))  # [L, p]
+        for name in ("means", "signs", "scale"):
+            self.register_buffer(name, None)
+        self.register_buffer("core", None, persistent=False)
+        if isinstance(code, BinaryCode) and self.num_classes * self.dim > PLAIN:
+            scale = torch.tensor(math.sqrt(self.C), dtype=dtype, device=device)
+            self._store_code(torch.from_numpy(code.signs()).to(device), scale)
+        else:
+            mu = separated_means(self.num_classes, self.dim, C=self.C) if mu is None else mu
+            self.means = mu.to(device, dtype)  # [L, p]
         self.register_buffer("log_priors", log_priors.to(device, dtype))  # [L]
         self.register_buffer("precision", torch.tensor(precision, dtype=dtype, device=device))
+        self._put_none_last()
 
     def extra_repr(self) -> str:
         """Describe the settings."""
@@ -218,12 +133,14 @@ class MaxMahalanobisHead(_Head):
     def forward(self, z: Tensor) -> Tensor:
         """Logits z . (precision * mu_k) + log pi_k: `[N, p]` -> `[N, L]`, float32 at least."""
         self._check_features(z)
-        if _autocast(z):
+        if autocast(z):
             with torch.autocast(z.device.type, enabled=False):
                 return self._logits(z)
         return self._logits(z)
 
     def _logits(self, z: Tensor) -> Tensor:
+        if self.structured:
+            return structured.logits(*self._coded(z))
         # Recomputed on every call: it is cheap next to the matmul, and a cached product would be stale after loading a
         # state_dict. DDP may also rewrite the buffers between forward and backward.
         weight, bias = self.means * self.precision, self.log_priors
@@ -232,15 +149,66 @@ class MaxMahalanobisHead(_Head):
             z, weight, bias = z.to(dtype), weight.to(dtype), bias.to(dtype)
         return F.linear(z, weight, bias)  # [N, L]
 
+    @property
+    def structured(self) -> bool:
+        """Whether a code stands for the matrix of means, which is then None."""
+        return self.means is None
+
+    def class_means(self, classes: Tensor) -> Tensor:
+        """Means `[n, p]` of some classes, int64 `[n]`.
+
+        Examples
+        --------
+        >>> head = MaxMahalanobisHead(num_classes=1_000_000, dim=1024)
+        >>> head.means is None, head.predict(head.class_means(torch.tensor([7, 999_999]))).tolist()
+        (True, [7, 999999])
+        """
+        if not self.structured:
+            return self.means.index_select(0, classes)
+        mu = structured.rows(classes, self.signs, self.scale)
+        return F.pad(mu, (0, self.dim - mu.shape[1]))
+
+    def loss_and_hits(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Cross-entropy `[N]`, and whether y is the predicted class `[N]`, in one pass over the classes."""
+        self._check_features(z)
+        self._check_labels(y, len(z))
+        if not self.structured:
+            logits = self(z)
+            return F.cross_entropy(logits, y, reduction="none"), logits.detach().argmax(1) == y
+        with torch.autocast(z.device.type, enabled=False) if autocast(z) else nullcontext():
+            x, *code = self._coded(z)
+            losses, _, hits = structured.cross_entropy(x, y, *code, torch.is_grad_enabled() and x.requires_grad)
+        return losses, hits
+
+    def _ce_loss(self, z: Tensor, y: Tensor) -> Tensor:
+        return self.loss_and_hits(z, y)[0]
+
+    def predict(self, z: Tensor) -> Tensor:
+        """Most probable class `[N]`, int64, of features `[N, p]`."""
+        return self.topk(z, 1)[1][:, 0] if self.structured else super().predict(z)
+
+    def _topk(self, z: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        if not self.structured:
+            return super()._topk(z, k)
+        self._check_features(z)
+        with torch.autocast(z.device.type, enabled=False) if autocast(z) else nullcontext():
+            return structured.topk(*self._coded(z), k=k)
+
+    def _coded(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """The arguments of `structured`'s functions. The products are copies, which DDP may not rewrite."""
+        dtype = torch.promote_types(torch.promote_types(z.dtype, self.scale.dtype), torch.float32)
+        weight, bias = (self.scale * self.precision).to(dtype), self.log_priors.to(dtype, copy=True)
+        return z[:, : self.signs.shape[1]].to(dtype), self.signs, self.core, weight, bias
+
     def _soft_loss(self, z: Tensor, y: Tensor) -> Tensor:
         with torch.no_grad():
-            target = self(self.means.index_select(0, y)).softmax(1)  # [N, L], P(k | mu_y)
+            target = self(self.class_means(y)).softmax(1)  # [N, L], P(k | mu_y)
         log_posterior = self(z).log_softmax(1)
         # where: a class with prior 0 has log P = -inf, and 0 * -inf is not 0
         return -torch.where(target > 0, target * log_posterior, 0.0).sum(1)  # [N]
 
     def _centre_loss(self, z: Tensor, y: Tensor) -> Tensor:
-        mu = self.means.index_select(0, y)  # [N, p]
+        mu = self.class_means(y)  # [N, p]
         squared = (z.to(torch.promote_types(z.dtype, mu.dtype)) - mu).square().sum(1)  # [N]
         normaliser = self.dim / 2 * (2 * math.pi / self.precision).log()
         return self.precision / 2 * squared - self.log_priors.index_select(0, y) + normaliser
@@ -248,11 +216,19 @@ class MaxMahalanobisHead(_Head):
     def distances(self, z: Tensor) -> Tensor:
         """Mahalanobis distances sqrt(precision) ||z - mu_k||: `[N, p]` -> `[N, L]`. Differentiable once."""
         self._check_features(z)
-        dtype = torch.promote_types(z.dtype, self.means.dtype)
+        dtype = torch.promote_types(z.dtype, self.precision.dtype)
+        if self.structured:
+            classes = torch.arange(self.num_classes, device=z.device).split(structured.BLOCK)
+            found = [pairwise_distances(z.to(dtype), self.class_means(part).to(dtype)) for part in classes]
+            return torch.cat(found, 1) * self.precision.sqrt()
         return pairwise_distances(z.to(dtype), self.means.to(dtype)) * self.precision.sqrt()
 
     def latent_fit(self, z: Tensor, y: Tensor) -> LatentFit:
         """Measure how far features z `[N, p]` of classes y `[N]` are from N(mu_y, I / precision); see `latent_fit`."""
+        if self.structured:
+            self._check_labels(y, len(z))
+            classes, y = y.unique(return_inverse=True)
+            return latent_fit(z, y, self.class_means(classes), float(self.precision))
         return latent_fit(z, y, self.means, float(self.precision))
 
     def with_priors(self, priors: Priors, labels: Tensor | Sequence[int] | None = None) -> MaxMahalanobisHead:
@@ -271,7 +247,8 @@ class MaxMahalanobisHead(_Head):
         >>> head.with_priors("empirical", labels=torch.tensor([0, 0, 1, 2])).priors.tolist()
         [0.5, 0.25, 0.25]
         """
-        head = copy.deepcopy(self, {id(shared): shared for shared in (self.means, self.precision)})
+        shared = (self.means, self.signs, self.scale, self.core, self.precision)
+        head = copy.deepcopy(self, {id(buffer): buffer for buffer in shared})
         head.log_priors = self._resolve(priors, labels)
         return head
 
@@ -283,7 +260,20 @@ class MaxMahalanobisHead(_Head):
             raise ValueError(f"means must have rows of finite norm > 0, got {bad[0].item():g}")
         return means.detach().double() * (math.sqrt(self.C) / norm)
 
+    def _put_none_last(self) -> None:
+        """Order the buffers: torch.export finds those behind a None under wrong names."""
+        ordered = sorted(self._buffers.items(), key=lambda item: item[1] is None)
+        self._buffers.clear()
+        self._buffers.update(ordered)
+
+    def _store_code(self, signs: Tensor, scale: Tensor) -> None:
+        self.means, self.signs, self.scale = None, signs, scale  # type: ignore[assignment]
+        self.core = structured.core_matrix(signs.shape[1]).to(signs.device)
+
     def _widened(self, name: str, old: Tensor) -> Tensor:
+        if name == "scale":
+            exact = torch.tensor(math.sqrt(self.C), dtype=torch.float64, device=old.device)
+            return exact if old.is_meta or torch.equal(exact.to(old.dtype), old) else old
         if name == "means" and self.num_classes <= self.dim + 1 and not old.is_meta:
             exact = separated_means(self.num_classes, self.dim, C=self.C).to(old.device)
             if torch.equal(exact.to(old.dtype), old):
@@ -293,20 +283,32 @@ class MaxMahalanobisHead(_Head):
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
     ) -> None:
+        # A file may hold a matrix where this head has a code (made before there were codes), or the reverse.
+        here = self.precision.device
+        if self.structured and f"{prefix}means" in state_dict:
+            self.means = torch.empty(self.num_classes, self.dim, dtype=self.scale.dtype, device=here)
+            self.signs = self.scale = self.core = None  # type: ignore[assignment]
+        elif not self.structured and f"{prefix}signs" in state_dict:
+            self._store_code(torch.empty_like(state_dict[f"{prefix}signs"], device=here), self.precision.clone())
+        self._put_none_last()
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, unexpected, errors)
         for name, buffer in self._buffers.items():  # load_state_dict(assign=True) takes the dtype of the file
-            if buffer is not None and torch.finfo(buffer.dtype).bits < 32:
+            if buffer is not None and buffer.is_floating_point() and torch.finfo(buffer.dtype).bits < 32:
                 self._buffers[name] = buffer.float()
-        if self.means.is_meta:
+        if self.precision.is_meta:
             return
-        C = self.means.double().square().sum(1).mean().item()
+        if self.structured:
+            C = self.scale.double().square().item()
+            self.core = structured.core_matrix(self.signs.shape[1]).to(self.signs.device)
+        else:
+            C = self.means.double().square().sum(1).mean().item()
         if not math.isfinite(C) or not 0 < self.precision < math.inf:
             errors.append(f"{prefix}means and {prefix}precision must be finite, and {prefix}precision > 0")
         elif abs(C - self.C) > 1e-5 * self.C:  # another C was loaded
             self.C = float(f"{C:.6g}")  # float32 means carry no more digits
 
 
-class SoftmaxHead(_Head, nn.Linear):
+class SoftmaxHead(Head, nn.Linear):
     """Softmax regression, the paper's baseline: logits = W z + b, both learned. Used like `MaxMahalanobisHead`.
 
     The matmul runs in the autocast dtype as in any linear layer; the logits are float32 at least. The only loss is
@@ -349,7 +351,7 @@ class SoftmaxHead(_Head, nn.Linear):
         """Logits W z + b: `[N, p]` -> `[N, L]`, float32 at least."""
         self._check_features(z)
         weight, bias = self.weight, self.bias
-        if z.dtype != weight.dtype and not _autocast(z):
+        if z.dtype != weight.dtype and not autocast(z):
             dtype = torch.promote_types(z.dtype, weight.dtype)
             logits = F.linear(z.to(dtype), weight.to(dtype), bias.to(dtype))
         else:
@@ -388,19 +390,3 @@ class SoftmaxHead(_Head, nn.Linear):
         head.bias = nn.Parameter(self.bias.detach() + shift, requires_grad=self.bias.requires_grad)
         head.log_priors = log_priors
         return head
-
-
-def _autocast(x: Tensor) -> bool:
-    return not x.is_meta and torch.is_autocast_enabled(x.device.type)  # autocast does not know meta
-
-
-def _eager(x: Tensor) -> bool:
-    """Whether reading the values of x needs no synchronisation and causes no graph break."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
-
-
-def _true(condition: Tensor) -> bool:
-    try:
-        return bool(condition)
-    except RuntimeError:  # vmap and fake tensors have no value to read
-        return False

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from mmlda._utils.checks import check_choice, invalid
 from mmlda._utils.settings import typed
 from mmlda.models.classifier import BACKBONES, Classifier, build
+from mmlda.theory.codes import BinaryCode
+from mmlda.theory.means import settled_code
 
 __all__ = ["check_config", "fill", "restore"]
 
@@ -72,14 +74,21 @@ def restore(config: Any, weights: dict[str, Tensor], source: str | Path) -> Clas
             backbone = kind(**{key: config[key] for key in keys if key in config})
         dim, mmlda = config.get("dim", backbone.num_features), config.get("head", "mmlda") == "mmlda"
         shapes = {f"backbone.{name}": tensor.shape for name, tensor in backbone.state_dict().items()}
-        shapes["head.means" if mmlda else "head.weight"] = torch.Size([config.get("num_classes", 10), dim])
+        L, coded = config.get("num_classes", 10), mmlda and "head.means" not in weights
+        if coded:
+            shapes["head.log_priors"] = torch.Size([L])
+            if not isinstance(code := settled_code(L, dim), BinaryCode) or "head.signs" not in weights:
+                raise ValueError(f"head.means must be [{L}, {dim}], got none")
+            shapes["head.signs"] = torch.Size(code.signs().shape)
+        else:
+            shapes["head.means" if mmlda else "head.weight"] = torch.Size([L, dim])
         if config.get("latent", mmlda):
             shapes["latent.weight"] = torch.Size([dim, backbone.num_features])
         for name, shape in shapes.items():
             if name not in weights or weights[name].shape != shape:
                 got = list(weights[name].shape) if name in weights else "none"
                 raise ValueError(f"{name} must be {list(shape)}, got {got}")
-        model = build(config, means=weights["head.means"].float() if mmlda else None)
+        model = build(config, means=weights["head.means"].float() if mmlda and not coded else None)
     except (TypeError, RuntimeError, ValueError) as error:
         raise ValueError(f"weights must fit the network, got {str(source)!r}: {str(error).splitlines()[0]}") from None
     return fill(model, weights, source)

@@ -1,11 +1,19 @@
 """The paper's mathematics: pure functions in float64.
 
-`theorems` states the results, `integrals` evaluates them, `means` places the class means, and `distribution` is the
-Max-Mahalanobis distribution itself.
+`theorems` states the results, `integrals` evaluates them, `means` places the class means (`codes` in closed form,
+`optimiser` by search), and `distribution` is the Max-Mahalanobis distribution itself.
 """
 
 from mmlda.theory.distribution import LatentFit, MaxMahalanobisDistribution, empirical_priors, latent_fit
-from mmlda.theory.means import cosine_bound, generate_opt_means, max_cosine, separated_means, welch_bound
+from mmlda.theory.means import (
+    Arrangement,
+    arrange_means,
+    cosine_bound,
+    generate_opt_means,
+    max_cosine,
+    separated_means,
+    welch_bound,
+)
 from mmlda.theory.theorems import (
     approximate_robustness,
     bayes_error,
@@ -22,9 +30,11 @@ from mmlda.theory.theorems import (
 )
 
 __all__ = [
+    "Arrangement",
     "LatentFit",
     "MaxMahalanobisDistribution",
     "approximate_robustness",
+    "arrange_means",
     "bayes_error",
     "bayes_error_estimate",
     "cosine_bound",

@@ -1,10 +1,12 @@
 r"""Class means: Algorithm 1 in closed form, and the best known arrangements where it does not apply.
 
-`generate_opt_means` is the paper's simplex, for `L <= p + 1`; `separated_means` takes any number of classes.
+`generate_opt_means` is the paper's simplex, for `L <= p + 1`; `separated_means` takes any number of classes, and
+`arrange_means` returns the same means with the construction they come from.
 `max_cosine` measures how close two means are, and `cosine_bound` is a lower bound on it.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,11 @@ import torch
 from torch import Tensor
 
 from mmlda._utils.checks import check_count, check_positive, to_tensor
+from mmlda.theory.codes import BinaryCode, ChirpCode, binary_code, capacity, chirp_code
+from mmlda.theory.optimiser import evaluations, largest_cosine, optimise
+
+_MOST = 10_000  # classes for the optimiser where there is no code: it needs [L, L] matrices
+_LEAST = 200  # evaluations that it must be able to make where there is one
 
 
 def generate_opt_means(
@@ -69,6 +76,34 @@ def generate_opt_means(
     return torch.from_numpy(mu).to(device=device, dtype=dtype)
 
 
+@dataclass(frozen=True, eq=False)
+class Arrangement:
+    """Means with the construction they come from and how far they are from a bound: the result of `arrange_means`.
+
+    Printing shows a summary.
+
+    Parameters
+    ----------
+    means
+        Class means `[L, p]`.
+    construction
+        "simplex", "cross-polytope", "polygon", "Kerdock", "Gold", "Delsarte-Goethals", "chirps" or "optimised".
+    max_cosine
+        Largest cosine between two means; for a code that was not used up, its own.
+    bound
+        `cosine_bound(L, p)`, which no means can be below.
+    """
+
+    means: Tensor
+    construction: str
+    max_cosine: float
+    bound: float
+
+    def __str__(self) -> str:
+        size = "{:,} means in {:,} dimensions".format(*self.means.shape)
+        return f"{size} ({self.construction}): largest cosine {self.max_cosine:.6f}, lower bound {self.bound:.6f}"
+
+
 def separated_means(
     num_classes: int,
     dim: int,
@@ -84,10 +119,13 @@ def separated_means(
     - `p + 2 <= L <= 2p`: pairs `+-e_i`, largest cosine exactly 0; for odd L three of the classes share an
       equilateral triangle instead, so that the means still sum to zero. Optimal (Rankin).
     - `p = 2`: the regular polygon, cosine `cos(2 pi / L)`. Optimal.
-    - otherwise an optimiser with several starts, deterministic from `seed`. It reaches the icosahedron, the
-      24-cell, E8's 240 roots and the solved cases of Tammes' problem; beyond those compare
-      `max_cosine(means)` with `cosine_bound(L, p)`. Its means need not sum to zero. Thousands of classes
-      take minutes.
+    - otherwise the better of a code of `mmlda.theory.codes`, which takes no time, and an optimiser with several
+      starts, deterministic from `seed` and limited to about a minute. The optimiser wins while L is a small multiple of
+      p; it reaches the icosahedron, the 24-cell, E8's 240 roots and the solved cases of Tammes' problem. It is not
+      run where the code is near the bound (1.5 times, in 27 dimensions and more), or where a minute is too short
+      for it (`L^2 (p + 64)` above 7.5e8).
+
+    `arrange_means` says which one was used and how far the bound is.
 
     Parameters
     ----------
@@ -110,7 +148,7 @@ def separated_means(
     Raises
     ------
     ValueError
-        If there are more than two classes in one dimension, or if `dtype` cannot hold sqrt(C).
+        If p dimensions are too few for so many classes, or if `dtype` cannot hold sqrt(C).
 
     Examples
     --------
@@ -118,26 +156,77 @@ def separated_means(
     >>> mu.shape, max_cosine(mu), cosine_bound(100, 64)
     (torch.Size([100, 64]), 0.0, 0.0)
     """
+    return arrange_means(num_classes, dim, C, seed=seed, dtype=dtype, device=device).means
+
+
+def arrange_means(
+    num_classes: int,
+    dim: int,
+    C: float = 100.0,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str | None = None,
+) -> Arrangement:
+    """The means of `separated_means`, which see for the parameters, with their construction and the bound.
+
+    Examples
+    --------
+    >>> print(arrange_means(num_classes=4000, dim=64))
+    4,000 means in 64 dimensions (Kerdock): largest cosine 0.125000, lower bound 0.122467
+    """
     L, p, C = check_count("num_classes", num_classes, 2), check_count("dim", dim, 1), check_positive("C", C)
     check_count("seed", seed, 0)
     if p == 1 and L > 2:
         raise ValueError(f"num_classes must be at most 2 when dim is 1: a line has two directions, got {L}")
+    bound = cosine_bound(L, p)
     if L <= p + 1:
-        return generate_opt_means(C, p, L, dtype=dtype, device=device)
+        return Arrangement(generate_opt_means(C, p, L, dtype=dtype, device=device), "simplex", bound, bound)
     scale = _scale(C, dtype)
     if L <= 2 * p:
-        mu = _pairs(L, p)
+        name, cosine, mu = "cross-polytope", 0.0, scale * _pairs(L, p)
     elif p == 2:
         angle = torch.arange(L, dtype=torch.float64, device="cpu") * (2 * math.pi / L)
-        mu = torch.stack([angle.cos(), angle.sin()], 1)
+        name, cosine, mu = "polygon", bound, scale * torch.stack([angle.cos(), angle.sin()], 1)
     else:
+        name, cosine, mu = _best(L, p, seed, scale)
+    return Arrangement(mu.to(device=device, dtype=dtype), name, cosine, bound)
+
+
+def settled_code(L: int, p: int) -> BinaryCode | ChirpCode | None:
+    """The code of `separated_means` where that is clear without the optimiser; None otherwise."""
+    code = _code(L, p) if p > 2 and L > 2 * p else None
+    # The optimiser reaches 1.2 times the bound in 8 dimensions, 1.35 times in 16 and 1.5 or more in 32 and beyond.
+    near = 1 + min(0.5, 0.3 * p / 16, 0.3 * (p / 16) ** 2)
+    if code is None or (evaluations(L, p) >= _LEAST and code.max_cosine > near * cosine_bound(L, p) + 1e-9):
+        return None
+    return code
+
+
+def _code(L: int, p: int) -> BinaryCode | ChirpCode | None:
+    codes = [binary_code(L, p), chirp_code(L, p) if L * p <= 1 << 24 else None]  # chirps have no fast transform here
+    return min((code for code in codes if code is not None), key=lambda code: code.max_cosine, default=None)
+
+
+def _best(L: int, p: int, seed: int, scale: float) -> tuple[str, float, Tensor]:
+    """Construction, largest cosine and means of norm `scale` where 2p < L: a code or the optimiser's."""
+    code = settled_code(L, p)
+    if code is None:
+        code = _code(L, p)
+        if L > _MOST:
+            m = next((m for m in range(2, 17) if capacity(m, m // 2 - 1) >= L), 17)
+            raise ValueError(f"dim must be at least {1 << m} for {L} classes, got {p}")
         from threadpoolctl import threadpool_limits
 
         # One thread fixes the order of the sums, so a seed gives the same means on any number of cores. For such
         # small matrices it is also faster.
         with threadpool_limits(limits=1, user_api="blas"):
-            mu = torch.from_numpy(_optimise(L, p, seed))
-    return (scale * mu).to(device=device, dtype=dtype)
+            found = optimise(L, p, seed, cosine_bound(L, p))
+            cosine = largest_cosine(found)
+        if code is None or cosine < code.max_cosine:
+            return "optimised", cosine, torch.from_numpy(scale * found)
+    mu = torch.from_numpy(code.means(scale))
+    return code.name, code.max_cosine, mu if code.size == p else torch.nn.functional.pad(mu, (0, p - code.size))
 
 
 def max_cosine(means: Any) -> float:
@@ -284,100 +373,6 @@ def _pairs(L: int, p: int) -> Tensor:
     if L % 2:
         mu[-3:, pairs : pairs + 2] = generate_opt_means(1.0, 2, 3)
     return mu
-
-
-# ---- The optimiser -------------------------------------------------------------------------------------------
-
-_SHARP = 1024.0
-
-
-def _optimise(L: int, p: int, seed: int) -> np.ndarray:
-    """Unit vectors `[L, p]` with a small largest cosine: the best of several starts.
-
-    Each start anneals a soft maximum to sharpness 1024 and is then polished to the exact minimax. Starts
-    differ in where the annealing begins: soft ones find the symmetric codes (E8), sharp ones those that are
-    not energy minima at all (10 or 13 points on a sphere).
-    """
-    work = L * L * p
-    small = work <= 5_000
-    starts = min(32, max(2, 100_000 // work))
-    steps = min(300, max(40, 200_000_000 // work))  # of L-BFGS, in each call
-    bound = cosine_bound(L, p)
-    rng = np.random.default_rng(seed)
-    best, best_cosine = np.empty((L, p)), math.inf
-    for start in range(starts):
-        U = _unit(rng.standard_normal((L, p)))
-        sharpness = (4.0, 16.0, 64.0)[start % 3]
-        while sharpness <= _SHARP:
-            U = _descend(U, np.zeros((L, L)), sharpness, steps)
-            sharpness *= 2
-        U, cosine = _polish(U, steps, rounds=20 if small else 5)
-        if cosine < best_cosine:
-            best, best_cosine = U, cosine
-        if best_cosine <= bound + 1e-9:  # proved optimal
-            break
-    return best
-
-
-def _polish(U: np.ndarray, steps: int, rounds: int) -> tuple[np.ndarray, float]:
-    """From a soft maximum to the exact one, by the exponential method of multipliers.
-
-    Weighting each pair by its multiplier moves the minimiser of the soft maximum onto the minimax without
-    raising the sharpness, so the problem stays well conditioned. Where the weights let a free point drift
-    into another (a pair that was never in contact has none), start them again with a sharper maximum.
-    """
-    best, sharpness = _largest(U), _SHARP
-    log_weight = np.zeros((len(U), len(U)))
-    for _ in range(rounds):
-        gram = U @ U.T
-        np.fill_diagonal(gram, -1.0)
-        trial_weight = log_weight + sharpness * gram
-        trial_weight -= trial_weight.max()
-        trial = _descend(U, trial_weight, sharpness, steps)
-        if _largest(trial) < best:
-            U, log_weight = trial, trial_weight
-        else:
-            sharpness *= 4
-            log_weight = np.zeros_like(log_weight)
-            trial = _descend(U, log_weight, sharpness, steps)
-            if _largest(trial) < best:
-                U = trial
-        best = _largest(U)
-        if sharpness > 1e9:
-            break
-    return U, best
-
-
-def _descend(U: np.ndarray, log_weight: np.ndarray, sharpness: float, steps: int) -> np.ndarray:
-    """Minimise `log sum_{i != j} w_ij exp(s cos_ij) / s` over the directions of the rows, by L-BFGS."""
-    from scipy.optimize import minimize
-
-    def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
-        x = flat.reshape(U.shape)
-        norm = np.linalg.norm(x, axis=1, keepdims=True)
-        u = x / norm
-        e = sharpness * (u @ u.T) + log_weight  # [L, L]
-        np.fill_diagonal(e, -math.inf)
-        top = e.max()
-        np.exp(e - top, out=e)
-        total = e.sum()
-        g = 2 * (e @ u) / total
-        g = (g - (g * u).sum(1, keepdims=True) * u) / norm  # tangent to the sphere
-        return (top + math.log(total)) / sharpness, g.ravel()
-
-    options = {"maxiter": steps, "maxfun": 10 * steps, "maxcor": 20, "ftol": 1e-16, "gtol": 1e-13}
-    found = minimize(loss, U.ravel(), jac=True, method="L-BFGS-B", options=options)
-    return _unit(found.x.reshape(U.shape))
-
-
-def _unit(x: np.ndarray) -> np.ndarray:
-    return x / np.linalg.norm(x, axis=1, keepdims=True)
-
-
-def _largest(U: np.ndarray) -> float:
-    gram = U @ U.T
-    np.fill_diagonal(gram, -math.inf)
-    return float(gram.max())
 
 
 # ---- Levenshtein's bound -------------------------------------------------------------------------------------

@@ -26,7 +26,8 @@ from mmlda.attacks.gradient import random_start
 from mmlda.attacks.noise import Noise
 from mmlda.attacks.replay import compile_quietly
 from mmlda.data import ImageData, augment, draw_augmentation
-from mmlda.models import fast_convolutions
+from mmlda.data.images import gather
+from mmlda.models import Classifier, fast_convolutions
 from mmlda.training.recipes import Adversary, Recipe
 
 __all__ = [
@@ -59,8 +60,9 @@ class Batches:
     def __init__(self, data: ImageData, recipe: Recipe, device: torch.device):
         if data.is_table and (recipe.pad or recipe.flip):
             raise invalid("pad and flip", "0 and False for a table", (recipe.pad, recipe.flip))
-        self.recipe, self.device = recipe, device
+        self.recipe, self.device, self.shape = recipe, device, data.shape
         self.images, self.labels = data.images.to(device), data.labels.to(device)
+        self.parts = None if data.parts is None else data.parts.to(device)
         self.adversarial: Tensor | None = None  # [N, C, H, W] float32, crafted once
         self.size = min(recipe.batch_size, len(data))
         self.per_epoch = len(data) // self.size
@@ -87,10 +89,12 @@ class Batches:
         dy, dx, flip = self.draws.index_select(1, self.place)[:, 0, part::parts]  # [n] each
         uniform = self.uniform.index_select(0, self.place)[0, part::parts]
         crafted = None if self.adversarial is None else self.pixels(self.adversarial, rows, dy, dx, flip)
-        return self.pixels(self.images, rows, dy, dx, flip), self.labels[rows], crafted, uniform, rows
+        return self.pixels(None, rows, dy, dx, flip), self.labels[rows], crafted, uniform, rows
 
-    def pixels(self, images: Tensor, rows: Tensor, dy: Tensor, dx: Tensor, flip: Tensor) -> Tensor:
-        return to_pixels(images[rows], dy, dx, flip, self.recipe)
+    def pixels(self, images: Tensor | None, rows: Tensor, dy: Tensor, dx: Tensor, flip: Tensor) -> Tensor:
+        """Augmented pixels of the rows of `images`, by default the data's."""
+        x = gather(self.images, self.parts, rows) if images is None else images[rows]
+        return to_pixels(x, dy, dx, flip, self.recipe)
 
     def advance(self) -> None:
         self.place.add_(1)
@@ -100,7 +104,8 @@ class Batches:
 
         Without it each length is compiled anew, and from the ninth on the compiler gives up.
         """
-        per_image = [(tensor, 0) for tensor in (self.images, self.labels, self.adversarial) if tensor is not None]
+        tensors = (self.images, self.labels, self.parts, self.adversarial)
+        per_image = [(tensor, 0) for tensor in tensors if tensor is not None]
         for tensor, dim in (*per_image, (self.order, 0), (self.draws, 1), (self.uniform, 0)):
             torch._dynamo.maybe_mark_dynamic(tensor, dim)
 
@@ -184,6 +189,7 @@ class Objective(nn.Module):
         adversary = recipe.adversary
         self.beta, self.pairing = (adversary.beta, adversary.pairing) if adversary is not None else (0.0, 0.0)
         self.distill = recipe.distill
+        self.streamed = isinstance(model, Classifier) and getattr(model.head, "structured", False)  # no [n, L] logits
         if self.loss != "ce" and not hasattr(model, "features"):
             raise invalid("loss", "'ce' for a model without features(x) and a head", self.loss)
 
@@ -198,6 +204,9 @@ class Objective(nn.Module):
         if self.loss != "ce":
             z = model.features(x)
             return model.head.loss(z, y, self.loss), _count_right(model.head(z), y)
+        if self.streamed and x_adv is None and taught is None:
+            losses, hits = model.head.loss_and_hits(model.features(x), y)
+            return losses.mean(), hits.sum()
         labels = y
         if taught is not None:
             labels = self.distill * taught + (1 - self.distill) * F.one_hot(y, taught.shape[1])
@@ -259,9 +268,9 @@ def craft_once(model: nn.Module, batches: Batches) -> None:
     generator = torch.Generator(batches.device).manual_seed(recipe.seed)
     uniform = torch.rand(n, generator=generator, device=batches.device)
     still = torch.full((n,), recipe.pad, device=batches.device)  # no crop, no mirror
-    crafted = torch.empty(batches.images.shape, device=batches.device)
+    crafted = torch.empty((n, *batches.shape), device=batches.device)
     for rows in torch.arange(n, device=batches.device).split(chunk):
-        x = batches.pixels(batches.images, rows, still[rows], still[rows], torch.zeros_like(rows))
+        x = batches.pixels(None, rows, still[rows], still[rows], torch.zeros_like(rows))
         eps, start = begin_attack(x, uniform[rows], rows, rows.new_zeros(()), recipe, adversary)
         crafted[rows] = craft(model, x, batches.labels[rows], eps, start, adversary)
     batches.adversarial = crafted

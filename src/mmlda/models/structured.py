@@ -1,0 +1,187 @@
+r"""The means of a binary code without their matrix: logits and cross-entropy by fast Walsh-Hadamard transforms.
+
+The rows of one basis of `mmlda.theory.codes` are `H diag(s) / sqrt(p)`, so their inner products with z are the
+transform of `s * z`, and those of the opposite rows are the negative. A basis costs p log p operations instead of
+2 p^2, and its p signs are all that is stored.
+
+The cross-entropy goes over the bases in blocks, with a running maximum, sum of exponentials and mean direction, as
+flash attention does. Logits `[N, L]` never exist, and the backward pass has only a product left to do.
+
+Throughout, `z` is `[N, p]` with p the size of the code; `signs` int8 `[bases, p]`, without the standard basis, which
+comes last where the classes need one more; `core` the matrix of `core_matrix`; `weight` the factor of the unit vectors,
+precision * sqrt(C); and `bias` the log priors `[L]`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mmlda.theory.codes import hadamard
+
+BLOCK = 1 << 14  # classes per block where the logits of a block are made
+
+
+def core_matrix(size: int) -> Tensor:
+    """Hadamard matrix, int8, of which `transform` makes that of `size`: H = H_a (x) H_b, with a <= b.
+
+    Two products with small matrices are faster than log2(p) passes of additions; up to 64, one product is.
+    """
+    return torch.from_numpy(hadamard(size if size <= 64 else 1 << (size.bit_length() // 2)))
+
+
+def transform(x: Tensor, core: Tensor) -> Tensor:
+    """Walsh-Hadamard transform of the last dimension, not normalised: [..., p] -> [..., p].
+
+    Examples
+    --------
+    >>> x = torch.eye(128)[1]
+    >>> bool((transform(x, core_matrix(128)) == torch.from_numpy(hadamard(128))[1]).all())
+    True
+    """
+    a, core = x.shape[-1] // len(core), core.to(x.dtype)
+    if a == 1:
+        return x @ core
+    square = x.unflatten(-1, (a, len(core))) @ core  # [..., a, b]
+    return (core[:a, :a] @ square).flatten(-2)
+
+
+def products(z: Tensor, signs: Tensor, core: Tensor, standard: bool) -> Tensor:
+    """Inner products with the unit vectors of each basis, up to the sign: [N, p] -> [N, bases, p]."""
+    t = transform((z / math.sqrt(z.shape[1]))[:, None] * signs.to(z.dtype), core)
+    return torch.cat([t, z[:, None]], 1) if standard else t
+
+
+def logits(z: Tensor, signs: Tensor, core: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Logits of every class: [N, p] -> [N, L]."""
+    return next(logit_blocks(z, signs, core, weight, bias, len(bias)))
+
+
+def logit_blocks(
+    z: Tensor, signs: Tensor, core: Tensor, weight: Tensor, bias: Tensor, block: int = BLOCK
+) -> Iterator[Tensor]:
+    """Logits of about `block` classes at a time, in order: [N, p] -> [N, n] each."""
+    size, x = z.shape[1], z * weight
+    step = max(1, block // (2 * size))  # bases
+    bases = _bases(len(bias), size)
+    if step + 1 >= bases:
+        step = bases
+    for begin in range(0, bases, step):
+        end = min(begin + step, bases)
+        t = products(x, signs[begin:end], core, end > len(signs))  # [N, bases, p]
+        part = bias[2 * size * begin : 2 * size * end]
+        yield torch.stack([t, -t], -1).flatten(1)[:, : len(part)] + part
+
+
+def rows(index: Tensor, signs: Tensor, scale: Tensor) -> Tensor:
+    """Means of the classes in `index`, of norm `scale`: int64 [n] -> [n, p]."""
+    size = signs.shape[1]
+    basis, row = index // (2 * size), index % (2 * size) // 2
+    column = torch.arange(size, device=index.device)
+    bits = row[:, None] & column  # [n, p]; the entry of the Hadamard matrix is the parity
+    for shift in (8, 4, 2, 1):
+        bits = bits ^ (bits >> shift)
+    entry = (signs[basis.clamp(max=len(signs) - 1)] * (1 - 2 * (bits & 1))).to(scale.dtype) / math.sqrt(size)
+    unit = torch.where((basis < len(signs))[:, None], entry, (row[:, None] == column).to(scale.dtype))
+    return unit * (scale * (1 - 2 * (index & 1)))[:, None]
+
+
+def topk(z: Tensor, signs: Tensor, core: Tensor, weight: Tensor, bias: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest logits and their classes, largest first: [N, k] each."""
+    values = indices = None
+    begin = 0
+    for block in logit_blocks(z, signs, core, weight, bias):
+        top = block.topk(min(k, block.shape[1]), dim=1)
+        value, index = top.values, top.indices + begin
+        begin += block.shape[1]
+        if values is not None and indices is not None:
+            value, index = torch.cat([values, value], 1), torch.cat([indices, index], 1)
+            kept = value.topk(min(k, value.shape[1]), dim=1).indices
+            value, index = value.gather(1, kept), index.gather(1, kept)
+        values, indices = value, index
+    assert values is not None and indices is not None
+    return values, indices
+
+
+# An operator of its own is one node for torch.compile, whatever the number of blocks.
+@torch.library.custom_op("mmlda::code_cross_entropy", mutates_args=())
+def cross_entropy(
+    z: Tensor, y: Tensor, signs: Tensor, core: Tensor, weight: Tensor, bias: Tensor, gradient: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cross-entropy [N] of features z [N, p] with classes y [N], without their logits.
+
+    Returns
+    -------
+    tuple of Tensor
+        Losses `[N]`; their gradients `[N, p]`, empty unless `gradient`; whether no class has a larger logit `[N]`.
+    """
+    (N, size), L = z.shape, len(bias)
+    bases, x = _bases(L, size), z * weight
+    budget = 1 << (23 if z.is_cuda else 18)  # elements of a block: enough to keep a GPU busy, and a core's cache full
+    step = max(1, budget // max(1, N * size))
+    padded = F.pad(bias, (0, 2 * size * bases - L), value=-math.inf).view(bases * size, 2)
+    plus, minus = padded.T.contiguous()  # [bases * p] each
+    top = torch.full((N,), torch.finfo(z.dtype).min, dtype=z.dtype, device=z.device)  # finite: a prior may be 0
+    total, own = torch.zeros_like(top), torch.zeros_like(top)
+    direction = torch.zeros_like(z if gradient else z[:, :0])
+    for begin in range(0, bases, step):
+        end = min(begin + step, bases)
+        standard = end > len(signs)
+        t = products(x, signs[begin:end], core, standard).flatten(1)  # [N, bases * p]
+        up, down = t + plus[size * begin : size * end], minus[size * begin : size * end] - t
+        place = y - 2 * size * begin
+        inside = (place >= 0) & (place < 2 * t.shape[1])
+        place = place.clamp(0, 2 * t.shape[1] - 1)
+        mine, opposite = (side.gather(1, place[:, None] // 2)[:, 0] for side in (up, down))
+        own = torch.where(inside, torch.where(place % 2 == 0, mine, opposite), own)
+        before, top = top, torch.maximum(top, torch.maximum(up.amax(1), down.amax(1)))
+        up.sub_(top[:, None]).exp_()
+        down.sub_(top[:, None]).exp_()
+        shrink = (before - top).exp()
+        total = total * shrink + up.sum(1) + down.sum(1)
+        if gradient:
+            direction *= shrink[:, None]
+            direction += _transposed(up.sub_(down).unflatten(1, (end - begin, size)), signs[begin:end], core, standard)
+    losses = top - own + total.log()
+    if gradient:
+        direction = direction * (weight / total[:, None]) - rows(y, signs, weight)
+    return losses, direction, own >= top
+
+
+def _transposed(g: Tensor, signs: Tensor, core: Tensor, standard: bool) -> Tensor:
+    """Transpose of `products`: [N, bases, p] -> [N, p]."""
+    last = g[:, -1] if standard else 0.0
+    t = transform(g[:, : len(signs)], core) * signs.to(g.dtype)
+    return t.sum(1) / math.sqrt(g.shape[2]) + last
+
+
+@cross_entropy.register_fake
+def _(
+    z: Tensor, y: Tensor, signs: Tensor, core: Tensor, weight: Tensor, bias: Tensor, gradient: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    direction = torch.empty_like(z if gradient else z[:, :0])
+    return z.new_empty(len(z)), direction, z.new_empty(len(z), dtype=torch.bool)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(output[1])
+
+
+def _backward(ctx: Any, of_losses: Tensor | None, of_direction: Tensor | None, _: Any) -> tuple[Any, ...]:
+    if of_direction is not None:
+        raise RuntimeError("the streamed cross-entropy can be differentiated once; use F.cross_entropy(head(z), y)")
+    (direction,) = ctx.saved_tensors
+    return None if of_losses is None else of_losses[:, None] * direction, None, None, None, None, None, None
+
+
+cross_entropy.register_autograd(_backward, setup_context=_setup)
+
+
+def _bases(num_classes: int, size: int) -> int:
+    return -(-num_classes // (2 * size))
