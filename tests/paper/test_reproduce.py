@@ -1,10 +1,11 @@
 """Running parts of the paper: which, where, and after an interruption."""
 
 import json
+import queue
+import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 import torch
@@ -61,9 +62,15 @@ def test_shipped_networks_are_used_as_they_are(tmp_path, monkeypatch):
 
 
 SMALL_TABLE2 = """
-import sys
+import os, signal, sys
+from pathlib import Path
 from mmlda import paper
-setup = paper.Setup(out=sys.argv[1], steps=60, n=16, show=False)
+out, *until = sys.argv[1:]
+def die(event, _):  # as it puts a file in place, where as many files as it was told are there
+    if until and event == "os.rename" and len(list(Path(out).glob(until[0]))) >= int(until[1]):
+        os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(die)
+setup = paper.Setup(out=out, steps=60, n=16, show=False)
 paper.table2(setup, kinds=("FGSM", "BIM"), eps=(0.12,))
 """
 
@@ -72,21 +79,20 @@ paper.table2(setup, kinds=("FGSM", "BIM"), eps=(0.12,))
 def test_a_killed_reproduction_goes_on_job_by_job(tmp_path):
     """Killed while it trains, while it attacks and while it fine-tunes; the end is that of a run that was not."""
 
-    def start(out):
-        return subprocess.Popen([sys.executable, "-c", SMALL_TABLE2, str(out)], stderr=subprocess.DEVNULL)
+    def run(out, *until):
+        return subprocess.run([sys.executable, "-c", SMALL_TABLE2, out, *until], stderr=subprocess.DEVNULL).returncode
 
-    assert start(tmp_path / "whole").wait(timeout=300) == 0
-    out, kills = tmp_path / "killed", 0
-    moments = (("networks/runs/*/run.json", 1), ("table2-*.json", 1), ("networks/*sat*", 1), ("networks/*sat*", 3))
-    for pattern, count in moments:
-        with start(out) as process:
-            while process.poll() is None and len(list(out.glob(pattern))) < count:
-                time.sleep(0.01)
-            kills += process.poll() is None
-            process.kill()
-    assert kills >= 3
+    assert run(tmp_path / "whole") == 0
+    out = tmp_path / "killed"
+    for until in (
+        ("networks/runs/*/run.json", "1"),
+        ("table2-*.json", "1"),
+        ("networks/*sat*/run.json", "1"),
+        ("networks/*sat*/run.json", "2"),
+    ):
+        assert run(out, *until) == -signal.SIGKILL
     stamps = {path: path.stat().st_mtime_ns for path in out.glob("networks/*.safetensors")}
-    assert start(out).wait(timeout=300) == 0
+    assert run(out) == 0
     assert stamps and all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())  # not trained again
     whole, killed = ({r.name: r for r in load_all(folder)} for folder in (tmp_path / "whole", out))
     assert whole.keys() == killed.keys() and len(whole) == 8
@@ -105,19 +111,21 @@ def test_two_processes_in_one_folder_share_the_work(tmp_path):
     assert values[0] == values[1]
 
 
-def test_a_job_in_hand_is_waited_for(tmp_path, capsys):
+def test_a_job_in_hand_is_waited_for(tmp_path, monkeypatch):
     """And taken as the other process leaves it."""
-    held = sweeps.in_hand(tmp_path, "job")
-    taken = threading.Event()
+    said, order = queue.Queue(), []
+    monkeypatch.setattr(sweeps, "print", lambda words, **_: said.put(words), raising=False)
 
     def other():
-        sweeps.in_hand(tmp_path, "job").release()
-        taken.set()
+        lock = sweeps.in_hand(tmp_path, "job")
+        order.append("taken")
+        lock.release()
 
+    held = sweeps.in_hand(tmp_path, "job")
     thread = threading.Thread(target=other)
     thread.start()
-    assert not taken.wait(0.5)
+    assert said.get(timeout=60).startswith("job: waiting for another process")
+    order.append("left")
     held.release()
-    assert taken.wait(30)
     thread.join()
-    assert "job: waiting for another process" in capsys.readouterr().err
+    assert order == ["left", "taken"]

@@ -1,5 +1,7 @@
 """`train`: one run from names."""
 
+import inspect
+
 import pytest
 import torch
 from training_cases import SMALL, same, weights
@@ -41,6 +43,14 @@ def test_train_fine_tunes_a_given_network(digits):
 def test_train_refuses_bad_arguments(options, message):
     with pytest.raises(ValueError, match=message):
         train("digits", **options, steps=1, show=False)
+
+
+@pytest.mark.parametrize(
+    "function", [mmlda.fit, mmlda.fit_many, mmlda.sweep, mmlda.cross_validate, mmlda.evaluate, mmlda.audit, train]
+)
+def test_options_are_named_in_the_signature(function):
+    kinds = {parameter.kind for parameter in inspect.signature(function).parameters.values()}
+    assert inspect.Parameter.VAR_KEYWORD not in kinds
 
 
 def test_choose_recipe_by_data_and_head():

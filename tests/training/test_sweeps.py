@@ -12,8 +12,9 @@ from training_cases import SMALL, interrupt_at, same
 import mmlda
 from mmlda.models import build
 from mmlda.training import Diverged, checkpoints, fit, sweeps
+from mmlda.training.many import fit_many
 from mmlda.training.recipes import RECIPES, Recipe
-from mmlda.training.sweeps import Job, JobsFailed, cross_validate, fit_many, sweep
+from mmlda.training.sweeps import Job, JobsFailed, cross_validate, sweep
 
 QUICK = Recipe(steps=20, optimizer="adam", lr=3e-3, batch_size=32)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from mmlda._utils.files import json_digest, open_regular, parse_json, write_whole
 from mmlda._utils.settings import typed
 
-__all__ = ["packed", "read_tensors", "save_tensors", "unpacked"]
+__all__ = ["packed", "read_tensors", "save_tensors", "tensors_digest", "unpacked"]
 
 ENTRY = "mmlda"  # of a file's header; one only, as safetensors writes several in any order
 
@@ -24,7 +24,7 @@ def save_tensors(path: str | Path, tensors: dict[str, Tensor], about: dict[str, 
 
     Its header has the SHA-256 of the tensors and `about`, and a SHA-256 of these.
     """
-    header = {"sha256": hashlib.sha256(packed(tensors)).hexdigest(), **(about or {})}
+    header = {"sha256": tensors_digest(tensors), **(about or {})}
     return write_whole(path, packed(tensors, {ENTRY: json.dumps({**header, "about_sha256": json_digest(header)})}))
 
 
@@ -44,7 +44,7 @@ def read_tensors(path: str | Path, *, checksum: bool = False) -> tuple[dict[str,
             if header.pop("about_sha256", None) != json_digest(header):
                 raise ValueError("its header is altered (SHA-256 differs)")
         digest = header.pop("sha256", None)
-        if (digest or not checksum) and digest in (None, hashlib.sha256(packed(tensors)).hexdigest()):
+        if (digest or not checksum) and digest in (None, tensors_digest(tensors)):
             return tensors, header
         raise ValueError("the weights are altered (SHA-256 differs)" if digest else "it has no checksum")
     except ValueError as error:
@@ -56,6 +56,11 @@ def packed(tensors: dict[str, Tensor], about: dict[str, str] | None = None) -> b
     # copies: the format has no words for two names of one tensor, as a network with tied weights has them
     plain = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
     return save_bytes(plain, metadata=about)
+
+
+def tensors_digest(tensors: dict[str, Tensor]) -> str:
+    """SHA-256 of named tensors, as safetensors stores them."""
+    return hashlib.sha256(packed(tensors)).hexdigest()
 
 
 def unpacked(content: bytes) -> dict[str, Tensor]:

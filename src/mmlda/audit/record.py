@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ABOUT = ("dataset", "head", "seconds", "network", "network_sha256", "data", "device", "versions", "commit")
+FACTS = ("attack", "loss", "surface", "eps", "kind", "steps", "view")  # of an attack
 EXTRAS = ("float64", "features", "straight-through", "averaged", "surrogate")
 
 
@@ -162,8 +163,8 @@ def _entry(check: Check, e: Evidence) -> dict[str, Any]:
 def _row(trial: Trial) -> dict[str, Any]:
     low, high = trial.interval
     held = "".join("01"[kept] for kept in trial.held.tolist())
-    about = {"name": text.attack_name(trial), "surface": trial.surface, "eps": trial.eps, "accuracy": trial.share}
-    return {**about, "low": low, "high": high, "held": held}
+    facts = {name: getattr(trial, name) for name in FACTS}
+    return {"name": text.attack_name(trial), **facts, "accuracy": trial.share, "low": low, "high": high, "held": held}
 
 
 def replay(result: Result) -> Audit:
@@ -204,8 +205,9 @@ def replay(result: Result) -> Audit:
 
 
 def _trials(rows: list[dict[str, Any]], planned: list[Trial]) -> Iterator[Trial]:
-    """The attacks of a file, recognised by the names of those that an audit plans."""
+    """The attacks of a file; older files have their names only, which are those of the attacks an audit plans."""
     by_name = {(text.attack_name(plan), plan.surface, round(plan.eps, 9)): plan for plan in planned}
     for row in rows:
-        plan = by_name[row["name"], row["surface"], round(row["eps"], 9)]
-        yield replace(plan, held=torch.tensor([mark == "1" for mark in row["held"]]))
+        known = {name: row[name] for name in FACTS} if "attack" in row else None
+        trial = by_name[row["name"], row["surface"], round(row["eps"], 9)] if known is None else Trial(**known)
+        yield replace(trial, held=torch.tensor([mark == "1" for mark in row["held"]]))

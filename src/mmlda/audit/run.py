@@ -21,9 +21,7 @@ from mmlda.audit.text import notes
 from mmlda.audit.trials import Settings, run_trials
 from mmlda.audit.views import copied, seeded
 from mmlda.data import ImageData, images_for, stratified
-from mmlda.results import head_of, traced
-
-HEADS = {"mmlda": "MM-LDA", "softmax": "SR"}  # the names of networks that are given none
+from mmlda.results import HEADS, head_of, traced
 
 
 def default_eps(data: ImageData) -> float:

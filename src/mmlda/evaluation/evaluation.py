@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
-import json
 import math
 import time
 import warnings
@@ -23,6 +21,7 @@ from mmlda import attacks as ours
 from mmlda._utils.checks import invalid
 from mmlda._utils.device import Model, device_of, on_device
 from mmlda._utils.figures import save_figure
+from mmlda._utils.files import json_digest
 from mmlda._utils.progress import progress
 from mmlda._utils.settings import parse_attack
 from mmlda._utils.tensors import packed
@@ -180,9 +179,9 @@ def evaluate(
 
 def _slug(about: dict[str, Any]) -> str:
     """A folder's name for an attack: readable, and different for other settings."""
-    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:8]
     eps = about["settings"].get("eps")
-    return "-".join([about["name"].lower(), *([f"{eps:g}"] if isinstance(eps, int | float) else []), digest])
+    size = [f"{eps:g}"] if isinstance(eps, int | float) else []
+    return "-".join([about["name"].lower(), *size, json_digest(about)[:8]])
 
 
 def _clean(

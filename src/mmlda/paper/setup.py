@@ -27,8 +27,9 @@ from mmlda.paper import numbers
 from mmlda.paper.claims import RULES
 from mmlda.paper.rows import ADAM, HAT, MMLDA, SAT, SR, SR_ADAM, Row
 from mmlda.results import Result, find_result, measured_on, weights_digest
+from mmlda.training.many import fit_many
 from mmlda.training.recipes import RECIPES, Recipe, hat, network, sat
-from mmlda.training.sweeps import Job, fit_many, in_hand, sweep
+from mmlda.training.sweeps import Job, in_hand, sweep
 
 # Fine-tuning steps in the paper (B.2), as a share of the training steps before them.
 TUNING = {"mnist": 10_000 / 20_000, "cifar10": 30_000 / 90_000, "digits": 0.5}

@@ -11,7 +11,8 @@ import itertools
 import time
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -40,14 +41,25 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "centre loss": ({}, {"loss": "centre"}),
     "soft targets": ({}, {"loss": "soft"}),
 }
-VIEWS = (
-    "logits",
-    "logits, float64",
-    "probabilities",
-    "probabilities, float64",
-    "clipped probabilities",
-    "predicted labels",
-)
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """What an attack is given: a number format, an output, and labels to move the images away from."""
+
+    dtype: torch.dtype = torch.float32
+    output: Literal["logits", "probabilities", "clipped"] = "logits"
+    predicted: bool = False
+
+
+VIEWS = {
+    "logits": View(),
+    "logits, float64": View(dtype=torch.float64),
+    "probabilities": View(output="probabilities"),
+    "probabilities, float64": View(output="probabilities", dtype=torch.float64),
+    "clipped probabilities": View(output="clipped"),
+    "predicted labels": View(predicted=True),
+}
 WORST = "worst case"  # in the place of a view
 ATTACKS = ("FGSM", "BIM")
 LOOKS = 0.1  # from the paper's accuracy
@@ -178,13 +190,13 @@ def attacked_in_view(
     index: Tensor | None = None,
 ) -> tuple[Tensor, float | None]:
     """The adversarial images as float32, and the share of images where the gradient was exactly 0 at the start."""
-    dtype = torch.float64 if "float64" in view else torch.float32
-    seen: nn.Module = copy.deepcopy(model).to(dtype).eval()
-    if view.startswith("probabilities"):
+    how = VIEWS.get(str(view), View())  # the worst case is given logits too
+    seen: nn.Module = copy.deepcopy(model).to(how.dtype).eval()
+    if how.output == "probabilities":
         seen = nn.Sequential(seen, nn.Softmax(dim=1)).eval()
-    x = data.pixels(dtype=dtype).to(device)
-    y = (predictions(model, data, device=device) if view == "predicted labels" else data.labels).to(device)
-    if view == "clipped probabilities":
+    x = data.pixels(dtype=how.dtype).to(device)
+    y = (predictions(model, data, device=device) if how.predicted else data.labels).to(device)
+    if how.output == "clipped":
         attack = dataclasses.replace(attack, loss=clipped)  # type: ignore[call-arg]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the model seems to return prob")  # that is what the view is about

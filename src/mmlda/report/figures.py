@@ -46,7 +46,7 @@ def latent(series: Mapping[str, Any], prefix: str) -> str:
 
     x, y, label = (np.asarray(series[name], dtype=float) for name in ("x", "y", "label"))
     if not x.shape == y.shape == label.shape or x.ndim != 1 or not len(x):
-        raise ValueError(f"x, y and label have shapes {x.shape}, {y.shape}, {label.shape}, expected one length")
+        raise ValueError(f"x, y and label must have one length, got {x.shape}, {y.shape} and {label.shape}")
 
     def draw(ax: Axes) -> None:
         for k in np.unique(label):

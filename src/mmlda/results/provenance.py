@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import platform
 import subprocess
 from pathlib import Path
@@ -145,9 +144,9 @@ def weights_digest(state_dict: Mapping[str, torch.Tensor]) -> str:
     >>> len(weights_digest(torch.nn.Linear(3, 2).state_dict()))
     64
     """
-    from mmlda._utils.tensors import packed
+    from mmlda._utils.tensors import tensors_digest
 
-    return hashlib.sha256(packed(dict(state_dict))).hexdigest()
+    return tensors_digest(dict(state_dict))
 
 
 @functools.cache

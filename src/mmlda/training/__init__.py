@@ -1,8 +1,9 @@
 """Training: recipes, the loop, checkpoints, and sweeps over many networks."""
 
 from mmlda.training.loop import Diverged, Options, Run, fit
+from mmlda.training.many import fit_many
 from mmlda.training.recipes import RECIPES, Adversary, Recipe
-from mmlda.training.sweeps import Job, JobsFailed, cross_validate, fit_many, sweep
+from mmlda.training.sweeps import Job, JobsFailed, cross_validate, sweep
 
 __all__ = [
     "RECIPES",

@@ -172,8 +172,6 @@ def load(source: str | Path, *, model: nn.Module | None = None, device: torch.de
     `model`, and it gets the weights.
     """
     folder = Path(source)
-    if not (folder / "run.json").is_file():
-        raise ValueError(f"source = {str(source)!r}: expected the folder of a run, with its run.json")
     about = read_about(folder)
     if model is None and about.get("model") is None:
         raise ValueError(f"{folder}: its network has a backbone of its own; pass one like it as model=")

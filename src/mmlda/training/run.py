@@ -37,6 +37,9 @@ def train(
     *,
     n: int | None = None,
     validation: int | None = None,
+    keep_best: bool = False,
+    patience: int | None = None,
+    validate_every: int | None = None,
     priors: str | None = None,
     head: str | None = None,
     recipe: str | None = None,
@@ -48,7 +51,11 @@ def train(
     out: str | Path | None = None,
     root: str | Path | None = None,
     device: torch.device | str | None = None,
-    **options: Any,
+    eager: bool = False,
+    deterministic: bool = False,
+    amp: bool | None = None,
+    tensorboard: bool = False,
+    show: bool = True,
 ) -> tuple[Run, Accuracy | None]:
     """Train a network on a named dataset or a folder, and measure its test accuracy.
 
@@ -62,7 +69,9 @@ def train(
     n
         Train on a stratified sample of this many training images, at least one per class.
     validation
-        Hold out this many training images, stratified, to validate on; see `mmlda.fit`.
+        Hold out this many training images, stratified, to validate on.
+    keep_best, patience, validate_every
+        As in `mmlda.fit`.
     priors
         Class priors of the head: "uniform", the default, or "empirical" for the shares in the training set.
     head
@@ -85,11 +94,8 @@ def train(
         unless others are given.
     root
         Where the datasets are, see `mmlda.data.load`.
-    device
-        Where to train, see `mmlda.fit`.
-    options
-        `keep_best`, `patience`, `validate_every`, `eager`, `deterministic`, `amp`, `tensorboard` and `show`, see
-        `mmlda.fit`.
+    device, eager, deterministic, amp, tensorboard, show
+        As in `mmlda.fit`.
 
     Returns
     -------
@@ -113,24 +119,16 @@ def train(
     if before and before["fine_tuned"] and start is None and not any(Path(out or "").glob("step-*.json")):
         raise invalid("start", f"the network to fine-tune, as the run in {out} has no checkpoint yet", None)
     asked: dict[str, Any] = {"data": data, "n": n, "validation": validation, "priors": priors}
+    asked |= {"keep_best": keep_best or None, "patience": patience, "validate_every": validate_every}
     source: dict[str, Any] = {key: before.get(key) if value is None else value for key, value in asked.items()}
     source["data"] = name = str(source["data"] or "digits")
-    kept = {key: before.get(key) for key in ("keep_best", "patience", "validate_every")}
-    options |= {key: value for key, value in kept.items() if value is not None and not options.get(key)}
+    source["keep_best"] = bool(source["keep_best"])
     if before and recipe is None:
         chosen = _continued(before["recipe"], steps, seed, changes or {}, out)
     else:
         head = _head(head, start)
         chosen = choose_recipe(name, head, name=recipe, steps=steps, **{"seed": seed or 0, **(changes or {})})
-    train_set, test_set = load(name, root)
-    classes = len(train_set.labels.unique())
-    if source["n"] is not None and source["n"] < classes:
-        raise invalid("n", f"at least {classes}, one image per class", source["n"])
-    train_set = stratified(train_set, source["n"])
-    if source["validation"] is not None:
-        if not 0 < source["validation"] < len(train_set):
-            raise invalid("validation", f"an integer from 1 to {len(train_set) - 1}", source["validation"])
-        train_set, options["validation"] = holdout(train_set, source["validation"])
+    train_set, held, test_set = _images(name, root, source["n"], source["validation"])
     settings = dict(model or {})
     if source["priors"] == "empirical":
         settings["priors"] = train_set.priors.tolist()
@@ -144,11 +142,25 @@ def train(
         check_fits(net.to(place), train_set, spare=True)
         first = not dist.is_initialized() or dist.get_rank() == 0
         if out is not None and not before and first:
-            choices = {key: options.get(key) for key in kept}
-            write_json(Path(out) / "train.json", {**source, **choices, "fine_tuned": start is not None})
-        if out is not None and first and options.get("show", True):
+            write_json(Path(out) / "train.json", {**source, "fine_tuned": start is not None})
+        if out is not None and first and show:
             _announce(Path(out), before, chosen, train_set)
-        run = fit(net, train_set, chosen, out=out, device=place, **options)
+        run = fit(
+            net,
+            train_set,
+            chosen,
+            validation=held,
+            keep_best=source["keep_best"],
+            patience=source["patience"],
+            validate_every=source["validate_every"],
+            out=out,
+            device=place,
+            eager=eager,
+            deterministic=deterministic,
+            amp=amp,
+            tensorboard=tensorboard,
+            show=show,
+        )
         return run, accuracy(net, test_set, device=place) if first else None
 
 
@@ -163,6 +175,22 @@ def _earlier(out: str | Path | None) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}); choose another folder") from None
     return {"fine_tuned": False, **source, "recipe": Recipe.from_dict(about["recipe"]), "model": about.get("model")}
+
+
+def _images(
+    name: str, root: str | Path | None, n: int | None, validation: int | None
+) -> tuple[ImageData, ImageData | None, ImageData]:
+    """What to train on, to validate on and to test on."""
+    train_set, test_set = load(name, root)
+    classes = len(train_set.labels.unique())
+    if n is not None and n < classes:
+        raise invalid("n", f"at least {classes}, one image per class", n)
+    train_set = stratified(train_set, n)
+    if validation is None:
+        return train_set, None, test_set
+    if not 0 < validation < len(train_set):
+        raise invalid("validation", f"an integer from 1 to {len(train_set) - 1}", validation)
+    return *holdout(train_set, validation), test_set
 
 
 def _announce(out: Path, before: dict[str, Any], recipe: Recipe, data: ImageData) -> None:

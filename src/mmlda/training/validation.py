@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mmlda._utils.checks import check_count
+from mmlda._utils.device import device_of
 from mmlda.data import ImageData
 from mmlda.evaluation.accuracy import accuracy
 from mmlda.models import fast_convolutions
@@ -64,7 +65,7 @@ class Validation:
         with _as_network(model, average):
             found = torch.tensor(accuracy(model, self.data).accuracy, dtype=torch.float64)
             if share()[1] > 1:  # batch norm's statistics differ between processes, and all must decide alike
-                found = found.to(next(model.parameters()).device)
+                found = found.to(device_of(model))
                 dist.broadcast(found, 0)
             value = float(found)
             self.waited += 1
