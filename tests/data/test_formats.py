@@ -139,6 +139,19 @@ def test_tar_bomb_and_cut_tar(tmp_path):
             list(formats.tar_files(path))
 
 
+@pytest.mark.parametrize("headers", [3000 * [b"11 path=ab\n"], [b"9" * 400 + b" a=b\n"], [b"22 GNU.sparse.map=1,a\n"]])
+def test_tar_headers_that_tarfile_stumbles_over(tmp_path, headers):
+    content = b""
+    for text in headers:
+        header = tarfile.TarInfo("header")
+        header.type, header.size = tarfile.XHDTYPE, len(text)
+        content += header.tobuf() + text.ljust(512, b"\0")
+    path = tmp_path / "x.tar"
+    path.write_bytes(content + tarfile.TarInfo("a").tobuf() + bytes(1024))
+    with pytest.raises(ValueError, match=f"{path} is not a whole tar archive"):
+        list(formats.tar_files(path))
+
+
 def test_every_flipped_bit_of_a_gzipped_tar_is_noticed(tmp_path):
     members = [(f"{name}.bin", cifar_bin(*images_and_labels(1))) for name in (*formats.CIFAR_TRAIN, "test_batch")]
     whole, path = tar_bytes(members), tmp_path / "cifar.tar.gz"
@@ -231,6 +244,7 @@ BOMBS = {
     + b"U\x06latin1\x86q\x01R"
     + b"h\x00h\x01R" * 1000
     + b"l.",
+    "names": b"\x80\x04(X" + PUT(10**6) + b"x" * 10**6 + b"\x94" + b"h\x00h\x00\x93" * 100 + b"l.",
     "nested": b"\x80\x02}" + b")" + b"\x85" * 60_000 + b"K\x00s.",
     "attributes": b"\x80\x02cnumpy\ndtype\nN}U\x01xK\x01s\x86b.",
     "persistent": b"\x80\x02U\x01xQ.",

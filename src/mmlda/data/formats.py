@@ -182,8 +182,18 @@ def tar_files(source: str | Path | IO[bytes], limit: int = LIMIT, name: str = ""
                 yield str(path), content
         while stream.read(1 << 20):
             pass
-    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{name} is not a whole tar archive: {error}") from error
+    except (
+        tarfile.TarError,
+        EOFError,
+        gzip.BadGzipFile,
+        zlib.error,
+        ValueError,
+        OverflowError,
+        RecursionError,
+    ) as error:
+        if str(error).startswith(name):
+            raise
+        raise ValueError(f"{name} is not a whole tar archive: {error}") from None
     finally:
         if opened is not None:
             opened.close()
