@@ -37,11 +37,12 @@ def damaged(values):
     yield "not an IDX", whole[:3] + b"\x00" + whole[4:]
     yield "not an IDX", whole[:3] + b"\xff" + whole[4:]
     yield "after its last value", whole + b"\0"
+    yield "promises", b"\0\0\x08\x03" + struct.pack(">3I", 0, 2**32 - 1, 2**32 - 1)
     yield "promises", b"\0\0\x08\x03" + struct.pack(">3I", 2**32 - 1, 2**32 - 1, 2**32 - 1)
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
-@pytest.mark.parametrize("case", range(10))
+@pytest.mark.parametrize("case", range(11))
 def test_idx_that_lies(tmp_path, pack, case):
     words, content = list(damaged(rng.integers(0, 256, (5, 4, 3), np.uint8)))[case]
     path = tmp_path / "images"
