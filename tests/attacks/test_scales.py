@@ -27,7 +27,19 @@ def test_the_scale_of_the_logits_does_not_matter(attack, scale):
 @pytest.mark.parametrize("name", [name for name in ATTACKS if not name.startswith(("Square", "WorstCase"))])
 def test_logits_without_a_gradient_are_refused_by_every_gradient_attack(name):
     model, x, y = linear_case(5, n=4)
-    for cut in (lambda v: model(v).detach(), lambda v: torch.from_numpy(model(v).numpy())):
-        model.requires_grad_(False)
+    bias = torch.zeros(5, requires_grad=True)  # has a gradient, while x has none
+    model.requires_grad_(False)
+    for cut in (
+        lambda v: model(v).detach(),
+        lambda v: torch.from_numpy(model(v).numpy()),
+        lambda v: model(v).detach() + bias.to(v.dtype),
+    ):
         with pytest.raises(ValueError, match="model must be differentiable in x"):
             ATTACKS[name]()(cut, x, y, show=False)
+
+
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+def test_fab_at_logits_below_the_normal_numbers(norm):
+    model, x, y = linear_case(5, n=10)
+    model, x = model.float(), x.float()
+    assert attacks.FAB(norm=norm, steps=10)(lambda v: 1e-40 * model(v), x, y, show=False).success.all()

@@ -37,11 +37,12 @@ def damaged(values):
     yield "not an IDX", whole[:3] + b"\x00" + whole[4:]
     yield "not an IDX", whole[:3] + b"\xff" + whole[4:]
     yield "after its last value", whole + b"\0"
+    yield "promises", b"\0\0\x08\x03" + struct.pack(">3I", 0, 2**32 - 1, 2**32 - 1)
     yield "promises", b"\0\0\x08\x03" + struct.pack(">3I", 2**32 - 1, 2**32 - 1, 2**32 - 1)
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
-@pytest.mark.parametrize("case", range(10))
+@pytest.mark.parametrize("case", range(11))
 def test_idx_that_lies(tmp_path, pack, case):
     words, content = list(damaged(rng.integers(0, 256, (5, 4, 3), np.uint8)))[case]
     path = tmp_path / "images"
@@ -139,6 +140,19 @@ def test_tar_bomb_and_cut_tar(tmp_path):
             list(formats.tar_files(path))
 
 
+@pytest.mark.parametrize("headers", [3000 * [b"11 path=ab\n"], [b"9" * 400 + b" a=b\n"], [b"22 GNU.sparse.map=1,a\n"]])
+def test_tar_headers_that_tarfile_stumbles_over(tmp_path, headers):
+    content = b""
+    for text in headers:
+        header = tarfile.TarInfo("header")
+        header.type, header.size = tarfile.XHDTYPE, len(text)
+        content += header.tobuf() + text.ljust(512, b"\0")
+    path = tmp_path / "x.tar"
+    path.write_bytes(content + tarfile.TarInfo("a").tobuf() + bytes(1024))
+    with pytest.raises(ValueError, match=f"{path} is not a whole tar archive"):
+        list(formats.tar_files(path))
+
+
 def test_every_flipped_bit_of_a_gzipped_tar_is_noticed(tmp_path):
     members = [(f"{name}.bin", cifar_bin(*images_and_labels(1))) for name in (*formats.CIFAR_TRAIN, "test_batch")]
     whole, path = tar_bytes(members), tmp_path / "cifar.tar.gz"
@@ -231,6 +245,7 @@ BOMBS = {
     + b"U\x06latin1\x86q\x01R"
     + b"h\x00h\x01R" * 1000
     + b"l.",
+    "names": b"\x80\x04(X" + PUT(10**6) + b"x" * 10**6 + b"\x94" + b"h\x00h\x00\x93" * 100 + b"l.",
     "nested": b"\x80\x02}" + b")" + b"\x85" * 60_000 + b"K\x00s.",
     "attributes": b"\x80\x02cnumpy\ndtype\nN}U\x01xK\x01s\x86b.",
     "persistent": b"\x80\x02U\x01xQ.",

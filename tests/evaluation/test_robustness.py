@@ -128,6 +128,20 @@ def test_a_chunk_cut_short_is_done_again(model, digits, tmp_path):
     assert again.value == first.value
 
 
+def test_a_chunk_copied_from_elsewhere_is_done_again(model, digits, tmp_path):
+    def attacked(eps, out):
+        return attack_images(
+            model, digits[1], BIM(eps=eps), out=tmp_path / out, n=40, chunk=20, picture=False, show=False
+        )
+
+    first, _ = attacked(0.1, "a"), attacked(0.3, "b")
+    name, other = "images-000000.safetensors", "images-000020.safetensors"
+    for source in (tmp_path / "b" / name, tmp_path / "a" / other):  # of other work, and of other images
+        (tmp_path / "a" / name).write_bytes(source.read_bytes())
+        with pytest.warns(UserWarning, match="belongs to other work or another place"):
+            assert attacked(0.1, "a").numbers == first.numbers
+
+
 def test_a_chunk_with_a_flipped_bit_is_done_again(model, digits, tmp_path):
     first = attack_images(model, digits[1], BIM(eps=0.1), out=tmp_path, n=40, chunk=20, show=False)
     path = tmp_path / "images-000020.safetensors"

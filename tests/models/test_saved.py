@@ -44,6 +44,14 @@ def test_a_description_that_does_not_fit_the_weights_is_refused_before_it_is_bui
         saved.restore({**CONFIG, **change}, weights, "here")
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int32])
+def test_weights_that_are_not_floats_are_refused(dtype):
+    weights = build(CONFIG, seed=0).state_dict()
+    weights["latent.bias"] = weights["latent.bias"].to(dtype)
+    with pytest.raises(ValueError, match=f"weights must fit the network, got 'here': latent.bias is {dtype}"):
+        saved.restore(CONFIG, weights, "here")
+
+
 def test_means_come_from_the_weights(monkeypatch):
     """Means of many classes in few dimensions would be searched for, which takes minutes."""
     model = build({**CONFIG, "num_classes": 30}, seed=0)

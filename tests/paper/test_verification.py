@@ -164,6 +164,9 @@ def test_false_distances_are_found_out(setup, table3, copied):
     found = verify(copied(doubled, of=table3), n=8)
     assert not found.agrees and found.distance < 0.6 and found.outcomes.differ >= 4
     assert "value must be" in str(found) and "detection limit: " in str(found)
+    for l2, distortion in ((1.0, 1.08), (1.08, 1.0), (1.0, torch.nan)):  # each within the rounding of one image
+        lied = {**columns, "l2": columns["l2"] * l2, "distortion": columns["distortion"] * distortion}
+        assert not abs(verify(copied(lied, of=table3), n=8).distance - 1) <= 0.02
     with pytest.raises(ValueError, match="search_steps and steps must be at most the paper's 9 and 10000, got"):
         verify(copied(of=table3, attack_settings={**table3.attack_settings, "steps": 10**9}))
 
@@ -193,6 +196,10 @@ CHANGES = {
     "series": {"rule": "near enough"},
     "recipe_settings": {},
 }
+
+
+def test_a_result_without_settings_of_its_attack_is_found_out(copied):
+    assert "attack_settings must be" in str(verify(copied(attack_settings=None), n=1))
 
 
 @pytest.mark.parametrize("field", CHANGES)
@@ -262,6 +269,12 @@ def test_incomplete_results_are_refused(setup, bim_on_sr, copied, tmp_path):
         ({"attack": "Attack"}, "attack must be one of FGSM"),
         ({"eps": None}, "eps must be the attack's, got None"),
         ({"kind": "evaluation", "attack_settings": None}, "settings of BIM must be some of"),
+        ({"kind": "evaluation", "attack_settings": {}}, "settings of BIM must be complete, got []"),
+        ({"kind": "evaluation", "attack_settings": {"eps": 0.1, "steps": "9"}}, "steps must be int"),
+        (
+            {"kind": "evaluation", "attack": "WorstCase", "attack_settings": {"eps": 0.1, "attacks": 5}},
+            "attacks must be",
+        ),
         ({"kind": "evaluation", "attack": "Attack"}, "attack must be one of this package, got 'Attack'"),
         ({"data": {**bim_on_sr.data, "images": "24"}}, "must be a whole number, got '24'"),
         ({"network_sha256": ""}, "network_sha256 must be"),
@@ -281,6 +294,11 @@ def test_incomplete_results_are_refused(setup, bim_on_sr, copied, tmp_path):
     columns = load(bim_on_sr.read_outcomes(setup.out))
     for lied, words in (
         ({k: v for k, v in columns.items() if k != "prediction"}, "outcomes must have prediction"),
+        ({k: v for k, v in columns.items() if k != "linf"}, "outcomes must have linf"),
+        ({**columns, "clean": torch.tensor(1)}, "clean in the outcomes of"),
+        ({**columns, "clean": columns["clean"].to(torch.uint16)}, "got 'torch.uint16 [24]'"),
+        ({**columns, "success": columns["success"].float()}, "must be one of torch.bool for each image"),
+        ({**columns, "l2": columns["l2"][:, None].clone()}, "got 'torch.float16 [24, 1]'"),
         ({k: v[:-1].clone() for k, v in columns.items()}, "outcomes must be of 24 images, got [23]"),
     ):
         with pytest.raises(ValueError, match=re.escape(words)):

@@ -37,7 +37,7 @@ from mmlda.attacks.checks import invalid
 from mmlda.attacks.gradient import tall
 from mmlda.attacks.losses import choose_target, margin, moderate, other_classes
 from mmlda.attacks.result import AttackResult, measure
-from mmlda.attacks.surface import Surface
+from mmlda.attacks.surface import Surface, slope
 
 __all__ = ["CarliniWagner"]
 
@@ -322,7 +322,7 @@ class CarliniWagner(Attack):
             rounding = rounding_of(z.detach(), surface)
             # Down to where a point counts as across.
             f = torch.maximum(-gap, -(1.5 * rounding).clamp_min(self.kappa))
-            (g,) = torch.autograd.grad((f * c).sum(), x_k)
+            g = slope((f * c).sum(), x_k)
         return f.detach(), g, self._across(gap.detach(), rounding)
 
 

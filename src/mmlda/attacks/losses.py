@@ -101,7 +101,7 @@ def moderate(size: Tensor) -> Tensor:
     tensor([True, True, True])
     """
     extreme = (size > 0) & size.isfinite() & ((size < 1e-3) | (size > 1e9))
-    return torch.ldexp(torch.ones_like(size), torch.where(extreme, -torch.frexp(size).exponent, 0))
+    return torch.ldexp(torch.ones_like(size), torch.where(extreme, -torch.frexp(size).exponent, 0).clamp_max(126))
 
 
 def kl_divergence(z: Tensor, clean: Tensor) -> Tensor:

@@ -178,7 +178,7 @@ class Surface:
             value = score(loss, z, y, target)  # [N]
         if not value.requires_grad:
             raise NoGradient("model must be differentiable in x, got logits without a gradient")
-        (g,) = torch.autograd.grad(value, x, torch.ones_like(value))
+        g = slope(value, x)
         # A model's own backward pass may have made the gradient part of a graph.
         return value, z, g.detach() if g.requires_grad else g
 
@@ -271,6 +271,15 @@ def input_gradient(model: Model, loss: Callable[[Tensor], Tensor], x: Tensor) ->
         z = model(x)
         value = loss(z if z.dtype == torch.float64 else z.float())  # [N]
         return torch.autograd.grad(value.sum(), x)[0]
+
+
+def slope(value: Tensor, x: Tensor, *, retain_graph: bool = False) -> Tensor:
+    """The gradient of the sum of `value` in x, or `NoGradient` where it depends on the model's parameters alone."""
+    ones = torch.ones_like(value)
+    (g,) = torch.autograd.grad(value, x, ones, retain_graph=retain_graph, allow_unused=True)
+    if g is None:
+        raise NoGradient("model must be differentiable in x, got logits without a gradient in it")
+    return g
 
 
 def first_answer(model: Model, x: Tensor) -> Tensor:

@@ -94,7 +94,7 @@ def read_idx(path: str | Path) -> np.ndarray:
             shape = struct.unpack(f">{start[3]}I", header)
             expected, size = math.prod(shape), path.stat().st_size
             allowed = limit(size) if isinstance(file, gzip.GzipFile) else size
-            if expected > allowed:
+            if expected > allowed or math.prod(n or 1 for n in shape) >> 62:  # too large for NumPy even where empty
                 what = f"it promises {expected} bytes, and {allowed} are allowed (MMLDA_DATA_LIMIT)"
                 raise ValueError(f"{path} is truncated, or its header {shape} is false: {what}")
             values = np.empty(expected, np.uint8)  # memory is taken as it is filled
@@ -182,8 +182,18 @@ def tar_files(source: str | Path | IO[bytes], limit: int = LIMIT, name: str = ""
                 yield str(path), content
         while stream.read(1 << 20):
             pass
-    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{name} is not a whole tar archive: {error}") from error
+    except (
+        tarfile.TarError,
+        EOFError,
+        gzip.BadGzipFile,
+        zlib.error,
+        ValueError,
+        OverflowError,
+        RecursionError,
+    ) as error:
+        if str(error).startswith(name):
+            raise
+        raise ValueError(f"{name} is not a whole tar archive: {error}") from None
     finally:
         if opened is not None:
             opened.close()

@@ -103,6 +103,7 @@ def _interpret(content: bytes) -> Any:
         elif name in ("GLOBAL", "STACK_GLOBAL"):
             words = [stack.pop(), stack.pop()][::-1] if name == "STACK_GLOBAL" else str(argument).split(" ")
             stack.append(_Name(".".join(words)))
+            left -= len(stack[-1].text) if name == "STACK_GLOBAL" else 0  # of strings that may be named again
         elif name == "REDUCE":
             arguments, function = stack.pop(), stack.pop()
             made = _made(_expect(function, _Name).text, _expect(arguments, tuple))

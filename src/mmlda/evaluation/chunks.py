@@ -10,21 +10,23 @@ from typing import Any
 from torch import Tensor
 
 from mmlda._utils.checks import check_count
-from mmlda._utils.files import read_json, write_json
+from mmlda._utils.files import json_digest, read_json, write_json
 from mmlda._utils.tensors import read_tensors, save_tensors
 
 
 class Chunks:
     """The outcomes of `n` images, `size` images per chunk.
 
-    Each chunk is a safetensors file in `folder`, with a checksum, or stays in memory if that is None. `about` (JSON)
-    identifies the work: a folder that holds chunks of other work is refused with a ValueError.
+    Each chunk is a safetensors file in `folder`, with a checksum and its place, or stays in memory if that is None.
+    `about` (JSON) identifies the work: a folder that holds chunks of other work is refused with a ValueError, and a
+    chunk copied from other work or from another place is computed again.
     """
 
     def __init__(self, folder: str | Path | None, n: int, size: int, about: dict[str, Any]) -> None:
         self.n, self.size = n, check_count("chunk", size, 1)
         self.folder = None if folder is None else Path(folder)
         self._memory: dict[int, dict[str, Tensor]] = {}
+        self._work = json_digest({**about, "chunk": self.size})
         if self.folder is not None:
             _claim(self.folder, {**about, "chunk": self.size})
 
@@ -38,7 +40,7 @@ class Chunks:
         if self.folder is None:
             self._memory[start] = {name: value.detach().cpu() for name, value in values.items()}
         else:
-            save_tensors(_path(self.folder, start), values)
+            save_tensors(_path(self.folder, start), values, self._place(start))
 
     def load(self) -> list[dict[str, Tensor]]:
         """The values of every chunk, in order; all must be finished."""
@@ -51,12 +53,18 @@ class Chunks:
         if not path.exists():
             return None
         try:
-            return read_tensors(path, checksum=True)[0]
-        except ValueError as error:  # cut short or altered by a failing disk, or of an older version
+            values, place = read_tensors(path, checksum=True)
+            if place != self._place(start):
+                raise ValueError(f"{path}: it belongs to other work or another place")
+            return values
+        except ValueError as error:  # cut short or altered by a failing disk, copied, or of an older version
             if not check:
                 raise
             warnings.warn(f"damaged chunk, computed again: {error}", stacklevel=4)
             return None
+
+    def _place(self, start: int) -> dict[str, str]:
+        return {"work": self._work, "start": str(start)}
 
 
 def chunk_files(folder: str | Path) -> list[Path]:

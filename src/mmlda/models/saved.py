@@ -98,6 +98,10 @@ def fill(model: Any, weights: dict[str, Tensor], source: str | Path) -> Any:
     """The network itself, with weights read from `source`; a ValueError where they do not fit."""
     assert isinstance(model, nn.Module)
     try:
+        own = model.state_dict()
+        for name in own.keys() & weights.keys():  # PyTorch would drop imaginary parts
+            if weights[name].is_floating_point() != own[name].is_floating_point():
+                raise ValueError(f"weights must fit the network, got {str(source)!r}: {name} is {weights[name].dtype}")
         model.load_state_dict(weights)
     except RuntimeError as error:
         first = str(error).splitlines()[1:2] or [str(error)]

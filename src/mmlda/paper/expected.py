@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mmlda import attacks, zoo
 from mmlda._utils.checks import check_choice, invalid
+from mmlda._utils.settings import checked, typed
 from mmlda.data import ImageData
 from mmlda.evaluation import shares
 from mmlda.evaluation.robustness import describe_attack, summary
@@ -90,13 +91,16 @@ def built_attack(name: str, settings: Any) -> attacks.Attack:
     fields = {field.name: field for field in dataclasses.fields(kind)}
     if not isinstance(settings, dict) or not set(settings) <= set(fields):
         raise ValueError(f"settings of {name} must be some of {', '.join(fields)}, got {settings!r}")
-    # FGSM's one step is not among its arguments.
-    given: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in settings.items() if fields[key].init
-    }
-    if given.get("attacks") is not None:
-        given["attacks"] = tuple(built_attack(str(one.get("name")), one.get("settings")) for one in given["attacks"])
-    return kind(**given)
+    given = {key: value for key, value in settings.items() if fields[key].init}  # FGSM's one step is no argument
+    parts = given.pop("attacks", None)
+    given = checked(kind, given, name)
+    if parts is not None:
+        typed({"attacks": Sequence[dict[str, Any]]}, {"attacks": parts})
+        given["attacks"] = tuple(built_attack(str(one.get("name")), one.get("settings")) for one in parts)
+    try:
+        return kind(**given)
+    except TypeError as error:
+        raise ValueError(f"settings of {name} must be complete, got {sorted(settings)} ({error})") from None
 
 
 def faults_and_unchecked(record: Record, attack: attacks.Attack | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -110,6 +114,8 @@ def faults_and_unchecked(record: Record, attack: attacks.Attack | None) -> tuple
     for field in dataclasses.fields(Result):
         if field.name not in (*expected, "network_sha256", "outcomes", "schema"):  # these were compared on loading
             unchecked.append(field.name)
+    if TWIN in result.note:
+        unchecked.append("note: of which other network it has the weights")
     unchecked += [f"numbers: {key}" for key in MEASURED if key in result.numbers]
     if attack is not None:
         only = "L-inf " if isinstance(attack, attacks.CarliniWagner | attacks.FAB) else ""
@@ -124,7 +130,9 @@ def _differences(result: Result, expected: Fields) -> Iterator[str]:
         given, loose = getattr(result, name), result.kind == "table3" and name in ("value", "interval")
         if name == "attack_settings" and wanted is not None:
             if not _same_attack(result, wanted):
-                changed = {key: value for key, value in given.items() if key not in wanted or wanted[key] != value}
+                changed = {
+                    key: value for key, value in (given or {}).items() if key not in wanted or wanted[key] != value
+                }
                 own = {key: wanted.get(key) for key in changed}
                 yield f"attack_settings must be those of the table's {result.attack}, {own}, got {changed}"
         elif name == "recipe_settings" and wanted is not None:
@@ -155,7 +163,7 @@ def _same_attack(result: Result, wanted: dict[str, Any]) -> bool:
     """Whether settings describe the attack; those of older versions lack some, which have their default."""
     try:
         given = built_attack(result.attack, result.attack_settings)
-    except (ValueError, TypeError, AttributeError):
+    except ValueError:
         return False
     return _described(given) == wanted
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mmlda import attacks, zoo
-from mmlda._utils.checks import check_choice, check_count
+from mmlda._utils.checks import check_choice, check_count, invalid
 from mmlda._utils.files import read_json
 from mmlda._utils.tensors import read_tensors, unpacked
 from mmlda.data import CLASSES, ImageData, load, stratified
@@ -27,6 +27,11 @@ from mmlda.results import Result, weights_digest
 KINDS = ("table1", "table2", "table3", "worst", "suspect", "evaluation")  # with an outcome for each image
 FAST = ("FGSM", "BIM", "ILCM")
 MINIMUM_NORM = (attacks.CarliniWagner, attacks.FAB)
+LABELS, DISTANCES = (torch.uint8, torch.int32, torch.int64), (torch.float16, torch.float32, torch.float64)
+COLUMNS = {  # of the outcomes
+    **{"clean": LABELS, "prediction": LABELS, "success": (torch.bool,)},
+    **{"linf": DISTANCES, "l2": DISTANCES, "distortion": DISTANCES},
+}
 DISTANCE = 0.02  # how far their mean distance over images broken both times may be off
 FAR = 0.1  # and that of one image, which else counts as another outcome
 
@@ -40,7 +45,8 @@ class Verification:
     labels, outcomes
         How the clean labels and the outcomes under the attack agree; no outcomes without an attack.
     distance
-        Recomputed over claimed mean L2 of images broken both times, for minimum-norm attacks.
+        Recomputed over claimed mean distance of images broken both times, for minimum-norm attacks: of L2 and of the
+        distortion, the factor further from 1.
     faults
         Where the result does not say what its table, network, data and outcomes make it say.
     unchecked
@@ -78,7 +84,7 @@ class Verification:
         if self.outcomes is not None:
             text += f"; same outcome under {self.result.attack} for {_alike(self.outcomes)}"
         if self.distance is not None:
-            text += f"; mean L2 {self.distance:.4f} times the claimed one"
+            text += f"; mean distance {self.distance:.4f} times the claimed one, of which {DISTANCE:.0%} are allowed"
         text += "".join(f"\n  {fault}" for fault in self.faults)
         what = "outcomes or distances" if self.distance is not None else "outcomes"
         found = f"false {what} of {100 * self.limit:.2g}% of the images would be noticed with a probability of 95%"
@@ -174,10 +180,12 @@ def _recompute(
     then, now = claimed_right & (claimed["prediction"] == labels), right & (found.prediction.cpu() == labels)
     differ, both, distance = (then != now) | (broken != claimed_broken), broken & claimed_broken, None
     if isinstance(attack, MINIMUM_NORM) and bool(both.any()):
+        factors = []
         for key in ("l2", "distortion"):
             ours, theirs = getattr(found, key).cpu().double(), claimed[key].double()
-            differ |= both & ((ours / theirs - 1).abs() > FAR)
-        distance = float(found.l2.cpu().double()[both].mean() / claimed["l2"][both].double().mean())
+            differ |= both & ~((ours / theirs - 1).abs() <= FAR)  # NaN is far too
+            factors.append(ours[both].mean() / theirs[both].mean())
+        distance = float(max(factors, key=lambda factor: (factor - 1).abs().nan_to_num(torch.inf)))
     if result.kind == "table3":  # about the images that are broken
         then, now = claimed_broken, broken
     return alike, compared(then, now, differ, result.attack), distance
@@ -189,11 +197,16 @@ def _outcomes(result: Result, folder: Path) -> Outcomes:
     if result.kind not in KINDS or "clean" not in claimed or result.data is None:
         kinds = f"{', '.join(KINDS[:-1])} or {KINDS[-1]}"
         raise ValueError(f"{result.name} must be a result with an outcome for each image ({kinds}), got {result.kind}")
-    needed = {"table1": (), "suspect": ("prediction",)}.get(result.kind, ("success", "prediction", "l2", "distortion"))
+    needed = {"table1": (), "suspect": ("prediction",)}.get(result.kind, tuple(COLUMNS)[1:])
     if result.kind == "evaluation" and not result.attack:
         needed = ()
     if missing := [name for name in needed if name not in claimed]:
         raise ValueError(f"{result.name}: outcomes must have {', '.join(missing)} where there was an attack, got none")
+    for name, column in claimed.items():
+        dtypes = COLUMNS.get(name, (column.dtype,))
+        if column.ndim != 1 or column.dtype not in dtypes:
+            expected = f"one of {', '.join(map(str, dtypes))} for each image"
+            raise invalid(f"{name} in the outcomes of {result.name}", expected, f"{column.dtype} {list(column.shape)}")
     if lacking := [name for name in ("name", "images", "sha256") if not result.data.get(name)]:
         raise ValueError(f"{result.name}: data must have {', '.join(lacking)}, got {result.data!r}")
     if not result.network_sha256:
