@@ -37,7 +37,7 @@ from mmlda.attacks.checks import invalid
 from mmlda.attacks.gradient import tall
 from mmlda.attacks.losses import choose_target, margin, moderate, other_classes
 from mmlda.attacks.result import AttackResult, measure
-from mmlda.attacks.surface import Surface
+from mmlda.attacks.surface import Surface, gradient_in
 
 __all__ = ["CarliniWagner"]
 
@@ -322,7 +322,7 @@ class CarliniWagner(Attack):
             rounding = rounding_of(z.detach(), surface)
             # Down to where a point counts as across.
             f = torch.maximum(-gap, -(1.5 * rounding).clamp_min(self.kappa))
-            (g,) = torch.autograd.grad((f * c).sum(), x_k)
+            g = gradient_in(x_k, (f * c).sum())
         return f.detach(), g, self._across(gap.detach(), rounding)
 
 

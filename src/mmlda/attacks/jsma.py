@@ -22,7 +22,7 @@ from mmlda.attacks.base import RULES, Attack, survivors
 from mmlda.attacks.checks import check_choice, check_number
 from mmlda.attacks.losses import choose_target
 from mmlda.attacks.result import AttackResult, measure
-from mmlda.attacks.surface import Surface, finite
+from mmlda.attacks.surface import Surface, finite, gradient_in
 
 __all__ = ["JSMA", "best_pair", "best_pixel"]
 
@@ -211,11 +211,11 @@ class JSMA(Attack):
             if self.surface == "softmax":
                 # dP_t = P_t d(log P_t). The factor is positive and the same for all pixels of a sample, so it
                 # changes no choice; it is left out because it underflows.
-                (a,) = torch.autograd.grad(z.log_softmax(1).gather(1, to[:, None]).sum(), x)
+                a = gradient_in(x, z.log_softmax(1).gather(1, to[:, None]).sum())
                 b = -a
             else:
-                (a,) = torch.autograd.grad(z.gather(1, to[:, None]).sum(), x, retain_graph=True)
-                (b,) = torch.autograd.grad(z.scatter(1, to[:, None], 0.0).sum(), x)
+                a = gradient_in(x, z.gather(1, to[:, None]).sum(), keep=True)
+                b = gradient_in(x, z.scatter(1, to[:, None], 0.0).sum())
         wide = torch.promote_types(x.dtype, torch.float32)
         # Widened first: what stands for infinity in half precision is no more than a common slope.
         return z.detach().argmax(1), finite(a.flatten(1).to(wide)), finite(b.flatten(1).to(wide))

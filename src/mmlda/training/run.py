@@ -21,7 +21,7 @@ from mmlda.data import ImageData, holdout, load, stratified
 from mmlda.evaluation.accuracy import Accuracy, accuracy, check_fits
 from mmlda.models import SoftmaxHead, build
 from mmlda.training import checkpoints
-from mmlda.training.loop import Run, fit
+from mmlda.training.loop import Run, fit, make_validation
 from mmlda.training.recipes import RECIPES, Recipe, network
 
 __all__ = ["choose_recipe", "train"]
@@ -108,7 +108,8 @@ def train(
     """
     if start is not None and model:
         raise invalid("model", "None where a network to start from is given", model)
-    check_choice("priors", priors, (None, "uniform", "empirical"))  # type: ignore[arg-type]
+    if priors is not None:
+        check_choice("priors", priors, ("uniform", "empirical"))
     before = _earlier(out)
     if before and before["fine_tuned"] and start is None and not any(Path(out or "").glob("step-*.json")):
         raise invalid("start", f"the network to fine-tune, as the run in {out} has no checkpoint yet", None)
@@ -131,6 +132,8 @@ def train(
         if not 0 < source["validation"] < len(train_set):
             raise invalid("validation", f"an integer from 1 to {len(train_set) - 1}", source["validation"])
         train_set, options["validation"] = holdout(train_set, source["validation"])
+    choices = {key: options.get(key) for key in kept}
+    make_validation(options.get("validation"), **choices, recipe=chosen, out=None)  # raises before `out` is written
     settings = dict(model or {})
     if source["priors"] == "empirical":
         settings["priors"] = train_set.priors.tolist()
@@ -144,7 +147,6 @@ def train(
         check_fits(net.to(place), train_set, spare=True)
         first = not dist.is_initialized() or dist.get_rank() == 0
         if out is not None and not before and first:
-            choices = {key: options.get(key) for key in kept}
             write_json(Path(out) / "train.json", {**source, **choices, "fine_tuned": start is not None})
         if out is not None and first and options.get("show", True):
             _announce(Path(out), before, chosen, train_set)
