@@ -185,3 +185,28 @@ def test_models_and_labels_of_the_wrong_type_are_refused(name: str) -> None:
     for wrong_target in (y.tolist(), True):
         with pytest.raises(ValueError, match=r"target must be an integer tensor \[4\], got"):
             ATTACKS[name]()(model, x, y, target=wrong_target)
+
+
+@every_attack
+def test_a_later_answer_of_the_wrong_type_is_refused(name: str) -> None:
+    model, (x, y) = network("sr"), images(4)
+    calls = 0
+
+    def changing(v: Tensor) -> object:
+        nonlocal calls
+        calls += 1
+        return model(v) if calls <= 3 else model(v).tolist()
+
+    with pytest.raises(ValueError, match=r"model must return logits \[\d, classes\], .*, got a list"):
+        ATTACKS[name]()(changing, x, y)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", sorted(name for name in ATTACKS if not name.startswith("Square")))
+def test_a_gradient_in_the_parameters_alone_is_none(name: str) -> None:
+    model, (x, y), scale = network("sr"), images(4), torch.ones((), requires_grad=True)
+    attack = ATTACKS[name]()
+    if name == "WorstCase":
+        assert attack(lambda v: scale * model(v.detach()), x, y).black_box
+        return
+    with pytest.raises(ValueError, match="model must be differentiable in x, got logits without a gradient in x"):
+        attack(lambda v: scale * model(v.detach()), x, y)

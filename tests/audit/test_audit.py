@@ -295,6 +295,27 @@ def test_bad_models(digits, linear):
         audit(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), digits[1], **TINY)
     with pytest.raises(ValueError, match="got NaN or infinity"):
         audit(Behind(linear, after=lambda z: z / 0), digits[1], **TINY)
+    with pytest.raises(ValueError, match=r"^surrogate must return logits .*, got a ndarray"):
+        audit(linear, digits[1], surrogate=lambda v: v.flatten(1).numpy(), **TINY)
+    with pytest.raises(ValueError, match=r"^surrogate must take inputs \[20, 1, 8, 8\], got RuntimeError"):
+        audit(linear, digits[1], surrogate=nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), **TINY)
+
+
+@pytest.mark.parametrize("good", [1, 2, 20, 100])
+def test_a_model_that_changes_its_return_type_is_refused(digits, linear, good):
+    calls = iter(range(10_000))
+
+    def changing(v):
+        return linear(v) if next(calls) < good else linear(v).detach().numpy()
+
+    for batch_size in (8, 128):
+        with pytest.raises(ValueError, match=r"^model must return logits .*, got a ndarray"):
+            audit(changing, digits[1], batch_size=batch_size, **TINY)
+
+
+def test_a_module_that_squeezes_a_single_image_is_refused(digits, linear):
+    with pytest.raises(ValueError, match=r"^model must return logits \[1, classes\], .*, got a float32 tensor \[10\]"):
+        audit(Behind(linear, after=torch.squeeze), digits[1], **TINY)
 
 
 def test_the_audit_is_a_public_name():

@@ -156,6 +156,11 @@ def test_fine_tuning_goes_by_the_head_of_the_network(tmp_path):
         ("reproduce table1 --shipped", "shipped"),
         ("reproduce --verify OUT", "path must be the JSON of a result"),
         ("report OUT", "must be a folder with result files"),
+        ("train --priors foo --out OUT", "priors must be one of uniform, empirical, got 'foo'"),
+        ("train --keep-best --out OUT", "validation must be given with keep_best"),
+        ("train --seed 99999999999999999999 --out OUT", "seed must be below 2**63, got 99999999999999999999"),
+        ("audit mnist-sr --data digits --seed 99999999999999999999", "seed must be below 2**63"),
+        ("pack nowhere", "folder must be a folder of results, got 'nowhere'"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(words, what, tmp_path):

@@ -31,6 +31,7 @@ def python(code, *words, **environment):
 def test_help_and_version_import_no_torch(words):
     done = python(TORCH_FREE, *words.split())
     assert done.stdout.strip() and done.stderr.strip() == "imported:"
+    assert "..." not in done.stdout.partition("Commands:")[2], "summaries are whole"
 
 
 def complete(*words):

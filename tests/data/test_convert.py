@@ -212,3 +212,12 @@ def test_names_give_training_images_to_fit_and_test_images_to_evaluate():
     assert (
         as_images("digits").digest() == train.digest() and as_images("digits", split="test").digest() == test.digest()
     )
+
+
+def test_sparse_tensors_are_refused():
+    dense, labels = torch.eye(4), torch.arange(4)
+    for sparse in (dense.to_sparse(), dense.to_sparse_csr(), dense.view(4, 1, 2, 2).to_sparse()):
+        with pytest.raises(ValueError, match=r"x must be dense, got a tensor of layout torch.sparse_"):
+            as_images((sparse, labels))
+    with pytest.raises(ValueError, match=r"y must be integer or string labels \[N\], got"):
+        as_images((dense, labels.to_sparse()))

@@ -148,3 +148,13 @@ def test_a_name_in_place_of_a_network_is_pointed_to_load(digits):
     for measure in (mmlda.accuracy, mmlda.evaluate, mmlda.audit):
         with pytest.raises(ValueError, match=words):
             measure("mnist-sr", digits[1])
+
+
+def test_nan_is_no_prediction():
+    def model(x):
+        return torch.where(x.flatten(1)[:, :1] > 0.5, torch.nan, x.flatten(1)[:, :2])
+
+    data = (torch.tensor([0.0, 0.2, 0.9]).view(3, 1, 1, 1).expand(3, 1, 2, 2), torch.tensor([0, 1, 0]))
+    for images in (data, DataLoader(TensorDataset(*data), batch_size=2)):
+        with pytest.raises(ValueError, match=r"model must return finite logits, got NaN for 1 of \d images"):
+            mmlda.accuracy(model, images)

@@ -183,3 +183,17 @@ def test_results_without_a_place_on_the_page_are_named(tmp_path):
     assert said(left) == "odd on MNIST (2)"
     ids = page.one("button", left)["at"]["data-results"].split()
     assert [data_of(page)["results"][k]["name"] for k in ids] == ["odd0", "odd1"]
+
+
+def test_random_and_black_box_numbers_are_marked(tmp_path):
+    evaluation("clean", 50, 100, numbers={"passes": 16}).save(tmp_path)
+    evaluation("worst", 40, 100, "WorstCase", 0.12, numbers={"black_box": 1.0, "zero_gradient": 0.0}).save(tmp_path)
+    page = Tree(report.build(tmp_path, tmp_path / "report.html").read_text(encoding="utf-8"))
+    table = page.one("table", id="evaluation")
+    rows = [[said(c) for c in r["in"] if isinstance(c, dict)] for r in page.all("tr", table)]
+    assert rows[1][4].startswith("50.0‡") and rows[2][4].startswith("40.0§")
+    tiles = [said(div) for div in page.all("div", page.one("dl", class_="tiles"))]
+    assert "50.0%‡" in tiles[0] and "40.0%§" in tiles[1]
+    notes = [said(note) for note in page.all("ul", class_="notes")]
+    marks = "‡ The network is random: judged by the mean probabilities of several passes. § The network has no gradient"
+    assert sum(note.startswith(marks) for note in notes) == 2, "under the key numbers and under the table"

@@ -108,6 +108,16 @@ def test_mistakes_are_one_sentence(digits, tmp_path):
             lambda: mmlda.fit(build(SMALL), wide, recipe, show=False),
             "data must fit the network, got images of 3 x 8 x 8",
         ),
+        (
+            lambda: mmlda.fit(build(SMALL), wide, recipe, out=tmp_path / "new", show=False),
+            "data must fit the network, got images of 3 x 8 x 8",
+        ),
+        (
+            lambda: mmlda.fit(build(SMALL), digits[0], recipe, teacher=torch.nn.Linear(3, 10), out=tmp_path / "new"),
+            "data must fit the teacher, got images of 1 x 8 x 8",
+        ),
+        (lambda: train("digits", keep_best=True, out=tmp_path / "new"), "validation must be given with keep_best"),
+        (lambda: train("digits", seed=2**63), "seed must be below"),
         (lambda: mmlda.accuracy(build(SMALL), wide), r"model must take inputs \[16, 3, 8, 8\]"),
         (lambda: mmlda.fit(build(SMALL), digits[0], recipe, out=tmp_path / "file"), "out must be a folder, got"),
         (lambda: mmlda.fit_many(build(SMALL), digits[0], recipe), "models must be a list of networks, got a Class"),
@@ -118,3 +128,4 @@ def test_mistakes_are_one_sentence(digits, tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             call()
+    assert not (tmp_path / "new").exists()

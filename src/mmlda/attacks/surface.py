@@ -140,6 +140,7 @@ class Surface:
             self.random = is_random(self.model, x)
         else:
             z = self.model(x)
+            check_logits(z, len(x))
         return z if z.dtype in (torch.float32, torch.float64) else z.float()
 
     def watched(self, x: Tensor) -> Tensor:
@@ -278,29 +279,33 @@ def slope(value: Tensor, x: Tensor, *, retain_graph: bool = False) -> Tensor:
     ones = torch.ones_like(value)
     (g,) = torch.autograd.grad(value, x, ones, retain_graph=retain_graph, allow_unused=True)
     if g is None:
-        raise NoGradient("model must be differentiable in x, got logits without a gradient in it")
+        raise NoGradient("model must be differentiable in x, got logits without a gradient in x")
     return g
 
 
-def first_answer(model: Model, x: Tensor) -> Tensor:
+class NotLogits(ValueError):
+    """What a model has returned cannot be logits."""
+
+
+def first_answer(model: Model, x: Tensor, name: str = "model") -> Tensor:
     """The logits of a model that has not been asked before: a ValueError where it takes or returns something else."""
     try:
         z = model(x)
     except (RuntimeError, TypeError, ValueError) as error:
-        if isinstance(error, torch.OutOfMemoryError) or "Can't call numpy()" in str(error):
+        if isinstance(error, torch.OutOfMemoryError | NotLogits) or "Can't call numpy()" in str(error):
             raise
         why = (str(error).splitlines() or [""])[0]
-        raise ValueError(f"model must take inputs {list(x.shape)}, got {type(error).__name__}: {why}") from error
-    check_logits(z, len(x))
+        raise ValueError(f"{name} must take inputs {list(x.shape)}, got {type(error).__name__}: {why}") from error
+    check_logits(z, len(x), name)
     return z
 
 
-def check_logits(z: object, n: int) -> None:
-    """Raise a ValueError unless `z` can be the logits of `n` samples."""
+def check_logits(z: object, n: int, name: str = "model") -> None:
+    """Raise `NotLogits` unless `z` can be the logits of `n` samples."""
     dense = isinstance(z, Tensor) and z.layout == torch.strided and z.is_floating_point()
     if not dense or z.ndim != 2 or len(z) != n or z.shape[1] < 2:  # type: ignore[attr-defined, arg-type]
         expected = f"[{n}, classes], a floating-point tensor with 2 classes or more"
-        raise ValueError(f"model must return logits {expected}, got {described(z)}")
+        raise NotLogits(f"{name} must return logits {expected}, got {described(z)}")
 
 
 @torch.no_grad()
@@ -309,7 +314,7 @@ def is_random(model: Model, x: Tensor) -> bool:
     if x.is_cuda and torch.cuda.is_current_stream_capturing():
         return False
     few = x.detach()[:_PROBE]  # fewer would make a compiler specialise on small batches
-    one, two = first_answer(model, few).clone(), model(few)  # a graph may answer in the same buffer twice
+    one, two = first_answer(model, few).clone(), first_answer(model, few)  # a graph may answer in the same buffer twice
     scale = torch.where(one.isfinite(), one.abs(), 0).amax().item()
     close = scale * max(1e-4, 16 * torch.finfo(one.dtype).eps)
     return not torch.allclose(one, two, rtol=0.0, atol=close, equal_nan=True)

@@ -126,11 +126,13 @@ def audit(
     with seeded(place, seed):
         net = copied(model, place)
         x, y = part.pixels().to(place), part.labels.to(place)
+        other = None if surrogate is None else copied(surrogate, place, "surrogate")
         with torch.no_grad():
             first_answer(net, x[:batch_size])
+            if other is not None:
+                first_answer(other, x[:batch_size], "surrogate")
         unused = copied(model, place)
         subject, profile = examine(net, unused, x, y, eps=eps, passes=passes, batch_size=batch_size, seed=seed)
-        other = None if surrogate is None else copied(surrogate, place)
         trials, reached = run_trials(subject, profile.surface, settings, other, show)
         profile = replace(profile, numbers=profile.numbers | subject.witness.numbers())
     head = head_of(model)

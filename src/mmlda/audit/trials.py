@@ -46,7 +46,8 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_count("seed", self.seed, 0)
+        if check_count("seed", self.seed, 0) >= 2**63:
+            raise invalid("seed", "below 2**63", self.seed)
         real = isinstance(self.eps, numbers.Real)
         if real and 1 < self.eps < 255:
             raise invalid("eps", f"a radius between 0 and 1: did you mean {self.eps:g}/255?", self.eps)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from mmlda.attacks.surface import Model, Surface
+from mmlda.attacks.surface import Model, Surface, check_logits
 from mmlda.models.heads import MaxMahalanobisHead
 
 # Warnings of the attacks that the checks report, or that do not matter in an audit.
@@ -57,9 +57,28 @@ def seeded(place: torch.device, seed: int) -> Iterator[None]:
         np.random.set_state(numpy)  # noqa: NPY002
 
 
-def copied(model: Model, place: torch.device) -> Model:
-    """A copy on the device, in eval mode and with frozen parameters; a plain function is returned as it is."""
-    return copy.deepcopy(model).to(place).eval().requires_grad_(False) if isinstance(model, nn.Module) else model
+def copied(model: Model, place: torch.device, name: str = "model") -> Model:
+    """A copy on the device, in eval mode and with frozen parameters, or the function; every answer is checked."""
+    if not isinstance(model, nn.Module):
+        return Checked(model, name)
+    net = copy.deepcopy(model).to(place).eval().requires_grad_(False)
+    net.register_forward_hook(lambda _, inputs, z: check_logits(z, len(inputs[0]), name))
+    return net
+
+
+class Checked:
+    """A function that raises a ValueError whenever it does not return logits; otherwise it is the function."""
+
+    def __init__(self, model: Model, name: str) -> None:
+        self._model, self._name = model, name
+
+    def __call__(self, x: Tensor) -> Tensor:
+        z = self._model(x)
+        check_logits(z, len(x), self._name)
+        return z
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self._model, attribute)
 
 
 def with_gradient(model: Model) -> Model:

@@ -89,9 +89,9 @@ def train(
     tensorboard: Annotated[bool, option("Output", "--tensorboard", help="Also write TensorBoard event files.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Train a network, or resume its training: --out alone is enough for that.
+    """Train a network, or resume its training.
 
-    With --start, fine-tune an existing network. Under torchrun, train on several GPUs.
+    To resume, --out alone is enough. With --start, fine-tune a network. Under torchrun, train on several GPUs.
     """
     import mmlda
     from mmlda.training.recipes import Adversary, Recipe

@@ -201,6 +201,8 @@ def as_batch(batch: Any, classes: Sequence[str] | None, num_classes: int | None)
 
 
 def _tensor(value: Any) -> Tensor:
+    if isinstance(value, Tensor) and value.layout != torch.strided:
+        raise ValueError(f"x must be dense, got a tensor of layout {value.layout}; use x.to_dense()")
     try:
         return (value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))).detach()
     except TypeError:
@@ -221,7 +223,7 @@ def as_labels(y: Any, classes: Sequence[str] | None) -> tuple[Tensor, tuple[str,
         if values.dtype.kind not in "iufb":
             values = np.array([_whole(label, n) for n, label in enumerate(values.flat)])
         y = torch.from_numpy(np.array(values))
-    if y.is_floating_point() or y.is_complex() or y.ndim != 1:
+    if y.is_floating_point() or y.is_complex() or y.ndim != 1 or y.layout != torch.strided:
         raise ValueError(f"y must be integer or string labels [N], got {y.dtype} {list(y.shape)}")
     y = y.detach().long()
     if names is None:

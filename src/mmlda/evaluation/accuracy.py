@@ -63,7 +63,7 @@ def accuracy(
     Raises
     ------
     ValueError
-        If the data has a class that the network does not know, or the model does not return logits.
+        If the data has a class that the network does not know, or the model does not return logits or returns NaN.
 
     Examples
     --------
@@ -145,6 +145,9 @@ def answers(
             if z.shape[1] < images.num_classes:
                 expected = f"[{len(part)}, {images.num_classes}]{from_one(images, z.shape[-1])}"
                 raise ValueError(f"model must return logits {expected}, got {list(z.shape)}")
+            if classes and bool(z.isnan().any()):  # argmax would make a class of it
+                bad = int(z.isnan().any(1).sum())
+                raise ValueError(f"model must return finite logits, got NaN for {bad} of {len(part)} images")
             found.append(z.argmax(1) if classes else z)
     return torch.cat(found).cpu(), passes
 
@@ -167,7 +170,7 @@ def predictions(model: Model, data: Any, *, device: torch.device | str | None = 
 
 
 @torch.no_grad()
-def first_logits(model: Model, data: ImageData) -> Tensor:
+def first_logits(model: Model, data: ImageData, name: str = "the network") -> Tensor:
     """The logits of the first image, [1, L]; a ValueError if the model does not take it."""
     try:
         with eval_mode(model):
@@ -175,7 +178,7 @@ def first_logits(model: Model, data: ImageData) -> Tensor:
     except RuntimeError as error:
         size, why = " x ".join(map(str, data.shape)), str(error).splitlines()[0]
         what = f"rows of {size}" if data.is_table else f"images of {size}"
-        raise ValueError(f"data must fit the network, got {what} in {data.name!r} ({why})") from None
+        raise ValueError(f"data must fit {name}, got {what} in {data.name!r} ({why})") from None
 
 
 def check_fits(model: Model, data: ImageData, *, spare: bool = False) -> None:

@@ -115,7 +115,7 @@ def render(entries: list[Entry], title: str | None = None, runs: Sequence[str] =
     script = (here / "page.js").read_text(encoding="utf-8")
     # Runs by its hash: a script that came in with a result would not, even if one slipped through the escaping.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    found = summary.verdicts(entries)
+    found, groups = summary.verdicts(entries), summary.key_numbers(entries)
     audits = [(verdict, _audit(verdict.entry)) for verdict in found]
     glossary = Glossary()
     quoted = any(entry.result.paper is not None for entry in entries)
@@ -133,7 +133,8 @@ def render(entries: list[Entry], title: str | None = None, runs: Sequence[str] =
         cards=summary.cards(found),
         audits=audits,
         claims=summary.claims(entries),
-        groups=summary.key_numbers(entries),
+        groups=groups,
+        group_notes=tables.mark_notes(tile.cell for _, tiles in groups for tile in tiles),
         scale=summary.scale(entries),
         tables=tables.tables(entries),
         figures=[*_latent(entries), *_biased(entries), *_chosen(entries), *_theory(entries)],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,12 @@ from mmlda.report.entries import Entry, by_attack, by_data, by_model, fixed, gro
 from mmlda.results import differing
 
 STANDS_STILL = 0.1  # share of exactly-zero gradients from which a number is marked
+MARKS = {
+    "†": f"† The gradient was exactly zero for at least {STANDS_STILL:.0%} of the images: "
+    "there the attack stood still, which is not robustness.",
+    "‡": "‡ The network is random: judged by the mean probabilities of several passes.",
+    "§": "§ The network has no gradient: only the attacks that need none, such as Square, were run.",
+}
 
 
 @dataclass(frozen=True)
@@ -73,9 +79,23 @@ def ours(entries: list[Entry], digits: int = 1) -> Cell:
         small = f"± {fixed(statistics.stdev(values), digits)}, {len(values)} runs"
     elif entries[0].interval is not None:
         small = " to ".join(fixed(end, digits) for end in entries[0].interval)
-    still = [number(entry.result.numbers.get("zero_gradient")) for entry in entries]
-    mark = "†" if any(share is not None and share >= STANDS_STILL for share in still) else ""
-    return Cell(fixed(mean, digits), mean, small, ids, mark)
+    return Cell(fixed(mean, digits), mean, small, ids, _mark(entries))
+
+
+def _mark(entries: list[Entry]) -> str:
+    """The signs in `MARKS` that belong to a number."""
+
+    def most(name: str) -> float:
+        return max(number(entry.result.numbers.get(name)) or 0.0 for entry in entries)
+
+    marked = {"†": most("zero_gradient") >= STANDS_STILL, "‡": most("passes") > 1, "§": most("black_box") > 0}
+    return "".join(mark for mark in marked if marked[mark])
+
+
+def mark_notes(cells: Iterable[Cell]) -> list[str]:
+    """What the marks of these cells mean."""
+    seen = {mark for cell in cells for mark in cell.mark}
+    return [note for mark, note in MARKS.items() if mark in seen]
 
 
 def papers(entries: list[Entry]) -> float | None:
@@ -107,12 +127,8 @@ def agreement(entries: list[Entry]) -> str:
 
 def below(entries: list[Entry], rows: list[list[Cell]] | None = None) -> list[str]:
     """The notes under a table."""
-    marked = any(cell.mark for row in rows or [] for cell in row)
-    still = (
-        f"† The gradient was exactly zero for at least {STANDS_STILL:.0%} of the images: there the attack stood still, "
-        "which is not robustness."
-    )
-    return [line for line in [agreement(entries), still if marked else "", *notes_of(entries)] if line]
+    marks = mark_notes(cell for row in rows or [] for cell in row)
+    return [line for line in [agreement(entries), *marks, *notes_of(entries)] if line]
 
 
 def words(text: str, rank: Callable[[str], tuple[int, str]] | None = None) -> Cell:

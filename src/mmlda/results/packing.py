@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from mmlda._utils.checks import invalid
 from mmlda._utils.files import write_whole
 from mmlda.results.columns import join_columns, read_columns
 from mmlda.results.record import SHARED, Result, find_results, read_file
@@ -44,7 +45,7 @@ def pack(folder: str | Path, *, replace: bool = False) -> tuple[list[str], list[
     Raises
     ------
     ValueError
-        If a result is damaged, or its outcomes are missing or altered.
+        If `folder` is not a folder, a result is damaged, or its outcomes are missing or altered.
 
     Examples
     --------
@@ -57,6 +58,8 @@ def pack(folder: str | Path, *, replace: bool = False) -> tuple[list[str], list[
     7.45
     """
     folder, packed, differing = Path(folder), [], []
+    if not folder.is_dir():
+        raise invalid("folder", "a folder of results", str(folder))
     with ExitStack() as stack:  # one process at a time packs a folder
         lock = os.open(folder, os.O_RDONLY)
         stack.callback(os.close, lock)

@@ -187,17 +187,14 @@ def fit(
     )
     cuda = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=cuda), interruptible() as stopped:
+        if isinstance(images, ImageData):  # before anything is written to `out`
+            first_logits(model, images)
+            if teacher is not None:
+                first_logits(teacher, images, "the teacher")
         torch.manual_seed(recipe.seed)  # dropout and the like
         with progress(run.out.name if run.out else "training", recipe.steps, show=show and share()[0] == 0) as report:
-            try:
-                for _ in training_steps(run, images, options, report=report, stopped=stopped):
-                    pass
-            except Diverged:
-                raise
-            except RuntimeError:
-                if isinstance(images, ImageData):
-                    first_logits(model, images)  # raises a clear error where one image fails too
-                raise
+            for _ in training_steps(run, images, options, report=report, stopped=stopped):
+                pass
     return run
 
 
@@ -210,17 +207,23 @@ def warn_of_labels_from_1(model: nn.Module, data: ImageData) -> None:
 
 
 def make_validation(
-    data: Any, keep_best: bool, patience: int | None, every: int | None, recipe: Recipe, out: Path | None
+    data: Any,
+    keep_best: bool | None,
+    patience: int | None,
+    validate_every: int | None,
+    recipe: Recipe,
+    out: Path | None,
 ) -> Validation | None:
     """The `Validation` that the arguments of `fit` ask for, if any."""
     if data is None:
-        if keep_best or patience is not None or every is not None:
+        if keep_best or patience is not None or validate_every is not None:
             raise invalid("validation", "given with keep_best, patience and validate_every", None)
         return None
+    every = validate_every
     if every is None and out is not None and (out / "run.json").is_file():  # a run that is continued keeps its rhythm
         every = (checkpoints.read_about(out).get("validation") or {}).get("every")
     every = max(1, recipe.steps // 20) if every is None else every
-    return Validation(as_images(data, split="test"), every, keep_best, patience)
+    return Validation(as_images(data, split="test"), every, bool(keep_best), patience)
 
 
 def training_steps(

@@ -169,6 +169,8 @@ class Recipe:
         check_choice("loss", self.loss, ("ce", "soft", "centre"))
         for name, least in (("steps", 1), ("batch_size", 1), ("accumulate", 1), ("warmup", 0), ("pad", 0), ("seed", 0)):
             check_count(name, getattr(self, name), least)
+        if self.seed >= 2**63:
+            raise invalid("seed", "below 2**63", self.seed)
         check_choice("schedule", self.schedule, ("steps", "cosine"))
         if self.schedule == "cosine" and self.milestones:
             raise invalid("milestones", "empty with schedule='cosine'", self.milestones)

@@ -21,7 +21,7 @@ from mmlda.data import ImageData, holdout, load, stratified
 from mmlda.evaluation.accuracy import Accuracy, accuracy, check_fits
 from mmlda.models import SoftmaxHead, build
 from mmlda.training import checkpoints
-from mmlda.training.loop import Run, fit
+from mmlda.training.loop import Run, fit, make_validation
 from mmlda.training.recipes import RECIPES, Recipe, network
 
 __all__ = ["choose_recipe", "train"]
@@ -114,7 +114,8 @@ def train(
     """
     if start is not None and model:
         raise invalid("model", "None where a network to start from is given", model)
-    check_choice("priors", priors, (None, "uniform", "empirical"))  # type: ignore[arg-type]
+    if priors is not None:
+        check_choice("priors", priors, ("uniform", "empirical"))
     before = _earlier(out)
     if before and before["fine_tuned"] and start is None and not any(Path(out or "").glob("step-*.json")):
         raise invalid("start", f"the network to fine-tune, as the run in {out} has no checkpoint yet", None)
@@ -129,6 +130,8 @@ def train(
         head = _head(head, start)
         chosen = choose_recipe(name, head, name=recipe, steps=steps, **{"seed": seed or 0, **(changes or {})})
     train_set, held, test_set = _images(name, root, source["n"], source["validation"])
+    kept, waited, every = (source[key] for key in ("keep_best", "patience", "validate_every"))
+    make_validation(held, kept, waited, every, chosen, None)  # raises before `out` is written
     settings = dict(model or {})
     if source["priors"] == "empirical":
         settings["priors"] = train_set.priors.tolist()
@@ -150,9 +153,9 @@ def train(
             train_set,
             chosen,
             validation=held,
-            keep_best=source["keep_best"],
-            patience=source["patience"],
-            validate_every=source["validate_every"],
+            keep_best=kept,
+            patience=waited,
+            validate_every=every,
             out=out,
             device=place,
             eager=eager,
