@@ -53,7 +53,7 @@ def read_tensors(path: str | Path, *, checksum: bool = False) -> tuple[dict[str,
 
 def packed(tensors: dict[str, Tensor], about: dict[str, str] | None = None) -> bytes:
     """Named tensors in the safetensors format."""
-    # copies: the format has no words for two names of one tensor, as a network with tied weights has them
+    # copies: the format does not allow two names for one tensor, as in a network with tied weights
     plain = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
     return save_bytes(plain, metadata=about)
 

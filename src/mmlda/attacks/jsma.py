@@ -132,29 +132,29 @@ def _try_all_pairs(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 class JSMA(Attack):
     """Move the most salient pixels towards a target class until it is reached.
 
-    A pixel is one channel of one place. A sample stops when its label is the target, after `steps` steps, or when
-    no pixel (pair) is left that has the right signs, can still move and is within `max_share`.
+    A pixel is one channel at one position. A sample stops when its label is the target, after `steps` steps, or when
+    no pixel (or pair) is left that has the right signs, can still move and is within `max_share`.
 
     Parameters
     ----------
     eps
-        What a step adds to a pixel, clipped to the range; negative to lower pixels. Not an L-infinity bound: a pixel
-        that is chosen again moves again.
+        Amount added to a pixel per step, clipped to the range; negative to lower pixels. It is not an L-infinity
+        bound: a pixel that is chosen again moves again.
     pairs
         Whether to move two pixels per step.
     surface
-        What is differentiated, "logits" or "softmax". The two choose different pixels, so say which with every
-        number. Softmax slopes are computed such that a saturated network does not make them 0.
+        What is differentiated, "logits" or "softmax". The two choose different pixels, so report which one you used.
+        Softmax slopes are computed such that a saturated network does not make them 0.
     target
         "least-likely" (by the clean logits) or "random".
     steps
         Largest number of steps.
     max_share
-        Most pixels that may change, as a share of all. Where one is left and a step takes two, both are such as have
-        changed already (`reuse`).
+        Largest share of pixels that may change. If only one is left and a step takes two, both must have changed
+        already (`reuse`).
     reuse
-        Whether a pixel may be chosen again while it is inside the range; None for yes one pixel at a time, and no
-        with pairs, where Papernot et al. take every used pixel out of the search.
+        Whether a pixel may be chosen again while it is inside the range (default: yes for single pixels, no for
+        pairs, since Papernot et al. remove every used pixel from the search).
 
     Examples
     --------
@@ -191,7 +191,7 @@ class JSMA(Attack):
                 clean, zero = label.clone(), ((a == 0) & (b == 0)).all(1)
             x_k, changed, moved = self._move(x_k, a, b, changed, label != to)
             spent[who] += moved
-            # A sample that has stopped stays where it is: the same step stops it again, until it leaves.
+            # A stopped sample does not move: the same step stops it again, until it leaves the batch.
             if not x.is_cuda or k % _COMPACT_EVERY == _COMPACT_EVERY - 1:
                 stay = survivors(moved)
                 if len(stay) < len(who):

@@ -38,6 +38,7 @@ def images_for(model: Any, source: Any, *, split: Literal["train", "test"] = "te
     Returns
     -------
     ImageData
+        The data, with the network's classes and bounds.
 
     Raises
     ------
@@ -60,9 +61,9 @@ def images_for(model: Any, source: Any, *, split: Literal["train", "test"] = "te
 
 
 def learn(model: Any, data: ImageData) -> ImageData:
-    """The training set as the network is to learn it, which then keeps the class names and bounds.
+    """The training set with the network's class numbers; the network keeps its class names and bounds.
 
-    A network that knows the classes already keeps its numbers; other classes replace the ones it knows.
+    A network that already knows these classes keeps its numbers; other classes replace the ones it knows.
     """
     names = class_names(model)
     if names is not None:

@@ -120,12 +120,36 @@ def load(source: Any, root: str | Path | None = None) -> tuple[ImageData, ImageD
 
 
 def data_root(root: str | Path | None = None) -> Path:
-    """The folder of the datasets: `root`, else $MMLDA_DATA, else ~/.cache/mmlda."""
+    """The folder of the datasets.
+
+    Parameters
+    ----------
+    root
+        Folder (default: $MMLDA_DATA, or ~/.cache/mmlda if that is not set).
+
+    Returns
+    -------
+    Path
+        The folder, which need not exist.
+    """
     return Path(root or os.environ.get("MMLDA_DATA") or "~/.cache/mmlda").expanduser()
 
 
 def find(name: str, root: str | Path | None = None) -> Path | None:
-    """Find the folder or archive below `root` that holds the named dataset; None if there is none."""
+    """Find the folder or archive that holds a dataset.
+
+    Parameters
+    ----------
+    name
+        Name of the dataset, such as "cifar10".
+    root
+        Folder of the datasets, see `data_root`.
+
+    Returns
+    -------
+    Path or None
+        None if the dataset is not there.
+    """
     name = name.removesuffix("-coarse")
     for folder in (data_root(root) / place for place in FOLDERS[name]):
         if name not in CIFARS:

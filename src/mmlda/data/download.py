@@ -20,7 +20,7 @@ from mmlda._version import __version__
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 BLOCK = 1 << 18
-ATTEMPTS = 100  # per mirror, each of which must bring the download further
+ATTEMPTS = 100  # per mirror, each of which must make progress
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 

@@ -141,7 +141,7 @@ def read_idx_folder(folder: Path) -> Arrays:
 
 
 class _Bounded:
-    """A stream that raises once more than `limit` bytes were read: the end of a decompression bomb."""
+    """A stream that raises once more than `limit` bytes were read, to stop decompression bombs."""
 
     def __init__(self, file: IO[bytes], limit: int, name: str) -> None:
         self.file, self.left, self.name = file, limit, name
@@ -271,7 +271,7 @@ def _bounded_bytes(path: Path) -> bytes:
 
 
 def read_image_folder(folder: Path) -> tuple[Arrays, tuple[str, ...]]:
-    """A folder of images by class: train and test, or one set where it has no such subfolders; class names.
+    """A folder of images by class: train and test, or one set if it has no such subfolders; and the class names.
 
     `folder/train/<class>/*` with `folder/test/<class>/*` (or val/), or `folder/<class>/*`.
     """

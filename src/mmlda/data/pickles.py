@@ -37,7 +37,7 @@ class _Array:
 
 
 class _Dtype:
-    """A dtype that says uint8 in one of its spellings; others are refused."""
+    """The dtype uint8, in one of its spellings; others are rejected."""
 
 
 def read_pickle(content: bytes) -> Any:

@@ -192,6 +192,11 @@ def resnet(depth: int = 32, *, channels: int = 3, width: int = 16, preactivation
     depth, channels, width, preactivation
         As in `ResNet`.
 
+    Returns
+    -------
+    ResNet
+        The backbone.
+
     Examples
     --------
     >>> resnet(20).num_features
@@ -207,6 +212,11 @@ def resnet32(*, channels: int = 3, preactivation: bool = False) -> ResNet:
     ----------
     channels, preactivation
         As in `ResNet`.
+
+    Returns
+    -------
+    ResNet
+        The backbone.
 
     Examples
     --------
@@ -263,6 +273,11 @@ def conv_net(*, channels: int = 1, width: int = 32, batch_norm: bool = True) -> 
     ----------
     channels, width, batch_norm
         As in `ConvNet`.
+
+    Returns
+    -------
+    ConvNet
+        The backbone.
 
     Examples
     --------

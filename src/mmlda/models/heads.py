@@ -27,14 +27,14 @@ from mmlda.theory.codes import BinaryCode
 from mmlda.theory.distribution import LatentFit, check_floating, latent_fit
 from mmlda.theory.means import check_range, pairwise_distances, separated_means, settled_code
 
-PLAIN = 1 << 19  # entries that a matrix of means may have where it could be avoided
+PLAIN = 1 << 19  # largest number of entries in a matrix of means if a code can replace it
 
 
 class MaxMahalanobisHead(Head):
     r"""The MM-LDA head (Eq. 5): logits_k = z . (precision * mu_k) + log pi_k, without learnable parameters.
 
-    Means, log priors and precision are buffers: saved in `state_dict`, moved by `.to()`, and float32 at least whatever
-    the network's dtype. Logits have the wider of z's dtype and the means', also under autocast.
+    Means, log priors and precision are buffers: saved in `state_dict`, moved by `.to()`, and at least float32 whatever
+    the network's dtype. Logits have the wider dtype of z and the means, also under autocast.
 
     Where `separated_means` are a code of many classes, no matrix of means is stored (`means` is None): logits come from
     fast transforms, and "ce", `predict` and `topk` go over the classes in blocks, without `[N, L]` logits.
@@ -151,11 +151,21 @@ class MaxMahalanobisHead(Head):
 
     @property
     def structured(self) -> bool:
-        """Whether a code stands for the matrix of means, which is then None."""
+        """Whether the means are those of a code; `means` is then None."""
         return self.means is None
 
     def class_means(self, classes: Tensor) -> Tensor:
-        """Means `[n, p]` of some classes, int64 `[n]`.
+        """Means of some classes.
+
+        Parameters
+        ----------
+        classes
+            Classes `[n]`, int64.
+
+        Returns
+        -------
+        Tensor
+            Means `[n, p]`.
 
         Examples
         --------
@@ -240,6 +250,11 @@ class MaxMahalanobisHead(Head):
             Class priors `[L]`, None for uniform, or "empirical" for the shares of the classes among `labels`.
         labels
             Classes `[N]`, for "empirical" only.
+
+        Returns
+        -------
+        MaxMahalanobisHead
+            The new head.
 
         Examples
         --------
@@ -370,6 +385,11 @@ class SoftmaxHead(Head, nn.Linear):
             Class shares `[L]`, > 0; None for equal ones; or "empirical" for the shares among `labels`.
         labels
             Classes `[N]`, for "empirical" only.
+
+        Returns
+        -------
+        SoftmaxHead
+            The new head.
 
         Raises
         ------

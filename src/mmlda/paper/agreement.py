@@ -1,6 +1,6 @@
-"""Whether a record and its recomputation differ by rounding or by a lie: exact tests, and what they can notice.
+"""Whether rounding explains the difference between a record and its recomputation: exact tests and their power.
 
-Machines round differently, so that some images near a border change sides, about as many one way as the other. The
+Machines round differently, so some images near a border change sides, about as many one way as the other. The
 rates below bound how many. They were measured by recomputing results of this repository, made on an H200 with TF32
 where PyTorch uses it, on a CPU in float32.
 """
@@ -35,7 +35,7 @@ class Agreement:
     Attributes
     ----------
     differ
-        How many came out otherwise.
+        How many have another outcome.
     lost, won
         How many of these were right in the record and are wrong now, and the other way round.
     rate
@@ -89,7 +89,7 @@ class Agreement:
 
 
 def two_sided(lost: int, won: int) -> float:
-    """The probability that of so many images that change sides so few, or fewer, go the rarer way (McNemar's test).
+    """The probability that as few or fewer of the images that change sides go the rarer way (McNemar's test).
 
     >>> round(two_sided(11, 10), 2), two_sided(13, 0) < SIZE / TESTS
     (1.0, True)

@@ -150,7 +150,7 @@ def _cell(
 
 
 def suspect_fields(setup: Setup, net: Net, view: str, attack: attacks.Attack, eps: float, n: int) -> Fields:
-    """What a result of a suspect says about itself."""
+    """The fields of a result about a suspect."""
     kind, settings = type(attack).__name__, describe_attack(attack)["settings"]
     words, name = named(setup, net, "suspect", slug(view), kind.lower(), f"{eps:g}")
     fields = net.fields(setup.data)

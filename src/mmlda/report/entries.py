@@ -1,4 +1,4 @@
-"""Results as the page handles them: numbered, in the page's order, and numbers as they are set."""
+"""Results as the page handles them: numbered, in the page's order, with numbers as text."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def of_kind(entries: list[Entry], kind: str) -> list[Entry]:
 
 
 def grouped(entries: list[Entry], key: Callable[[Entry], Any]) -> dict[Any, list[Entry]]:
-    """Entries by key, keys in the order they first come."""
+    """Entries by key, with keys in order of first appearance."""
     groups: dict[Any, list[Entry]] = {}
     for entry in entries:
         groups.setdefault(key(entry), []).append(entry)
@@ -163,7 +163,7 @@ def grouped(entries: list[Entry], key: Callable[[Entry], Any]) -> dict[Any, list
 
 
 def notes_of(entries: list[Entry], most: int = 4) -> list[str]:
-    """What the results say has to be known before quoting them: their scale, above all."""
+    """The notes of results, which a reader must know before quoting them, such as their scale."""
     notes = []
     several = len({entry.data for entry in entries}) > 1
     for note, group in grouped([entry for entry in entries if entry.result.note], lambda e: str(e.result.note)).items():

@@ -162,6 +162,11 @@ class Result:
         **fields
             Further fields of the result; `value`, `unit`, `interval` and `n` are set here.
 
+        Returns
+        -------
+        Result
+            The result.
+
         Examples
         --------
         >>> Result.counted(8, 10, name="x", kind="table2", what="accuracy").value
@@ -224,6 +229,11 @@ class Result:
         ----------
         path
             `name.json`, or `table.jsonl#name` for a packed result.
+
+        Returns
+        -------
+        Result
+            The result.
 
         Raises
         ------
@@ -289,7 +299,18 @@ class Result:
 
 
 def load_all(folder: str | Path) -> list[Result]:
-    """Read the results in a folder and its subfolders, sorted by name; see `find_results`."""
+    """Read the results in a folder and its subfolders, sorted by name; see `find_results`.
+
+    Parameters
+    ----------
+    folder
+        Folder to search.
+
+    Returns
+    -------
+    list of Result
+        The results, without their paths.
+    """
     return list(find_results(folder).values())
 
 
@@ -346,6 +367,13 @@ def find_results(folder: str | Path) -> dict[str, Result]:
 
 def find_result(folder: str | Path, name: str) -> Result | None:
     """Read the result of one name: from its own file, or packed in the folder or one directly below it.
+
+    Parameters
+    ----------
+    folder
+        Folder to search.
+    name
+        Name of the result.
 
     Returns
     -------

@@ -61,7 +61,13 @@ class Diverged(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How a run is executed, which affects only rounding and speed; `fit` documents each."""
+    """How a run is executed, which affects only rounding and speed.
+
+    Parameters
+    ----------
+    device, eager, deterministic, amp, checkpoint_every, log_every, tensorboard
+        As in `fit`.
+    """
 
     device: torch.device | str | None = None
     eager: bool = False
@@ -392,7 +398,7 @@ class _Journal:
         """Raise where the loss or, before a checkpoint, a weight is not finite."""
         what = f"loss is not finite at step {bad}" if bad >= 0 else ""
         weights = [p.detach().isfinite().all() for p in self.run.model.parameters()] if save and not what else []
-        if weights and not bool(torch.stack(weights).all()):  # such a checkpoint would be of no use
+        if weights and not bool(torch.stack(weights).all()):  # such a checkpoint would be useless
             what = f"weights are not finite after step {step}"
         if what:
             saved = f"the checkpoint of step {self.saved_step} is kept in {self.run.out}"

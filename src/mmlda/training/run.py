@@ -94,6 +94,7 @@ def train(
     Returns
     -------
     run, accuracy : Run, Accuracy or None
+        The run, and its accuracy on the test set.
 
     Raises
     ------
@@ -166,7 +167,7 @@ def _earlier(out: str | Path | None) -> dict[str, Any]:
 
 
 def _announce(out: Path, before: dict[str, Any], recipe: Recipe, data: ImageData) -> None:
-    """Say on standard error whether a run is new, resumed or finished: a mistyped folder begins a new one."""
+    """Report on standard error whether a run is new, resumed or finished, since a mistyped folder starts a new one."""
     step = max((int(path.stem.removeprefix("step-")) for path in out.glob("step-*.json")), default=0)
     what = f"{len(data):,} images of {data.name}, {int((data.counts > 0).sum())} of {data.num_classes} classes"
     if not before:

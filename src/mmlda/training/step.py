@@ -100,9 +100,9 @@ class Batches:
         self.place.add_(1)
 
     def for_any_length(self) -> None:
-        """Tell the compiler that data sets differ in length, so that one program takes the batches of all of them.
+        """Mark the length of datasets as dynamic for the compiler, so that one program serves all of them.
 
-        Without it each length is compiled anew, and from the ninth on the compiler gives up.
+        Otherwise each length is compiled separately, and the compiler gives up at the ninth.
         """
         tensors = (self.images, self.labels, self.parts, self.adversarial)
         per_image = [(tensor, 0) for tensor in tensors if tensor is not None]
@@ -170,7 +170,7 @@ class Average:
         torch._foreach_add_(averages, moves)
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Go on from an average that was saved."""
+        """Restore a saved average."""
         for name, tensor in self.tensors.items():
             tensor.copy_(tensors[name])
 

@@ -123,7 +123,7 @@ def fit_many(
 
 
 def _together(runs: list[Run], sets: list[ImageData], options: Options, *, show: bool) -> dict[int, Exception]:
-    """Train in turn, one step each, and return the errors of those that fail, by number; the others go on.
+    """Train in turn, one step each, and return the errors of those that fail, by number; the others continue.
 
     Ctrl-C stops each after its step and saves it as `fit` would; a second one stops at once.
     """
@@ -221,7 +221,13 @@ class Job:
             raise invalid("part", f"None or one of {kinds}, with that many entries", self.part)
 
     def sets(self) -> tuple[ImageData, ImageData]:
-        """What to train on, and what to measure on."""
+        """Load the data of the job.
+
+        Returns
+        -------
+        tuple of ImageData
+            The training set, and the images to measure on.
+        """
         train, test = _loaded(self.data, self.root) if isinstance(self.data, str) else (self.data, self.data)
         if self.part is None:
             return train, test
@@ -301,7 +307,7 @@ def _about(job: Job) -> dict[str, Any]:
 
 
 def _finished(job: Job, folder: Path) -> dict[str, Any] | None:
-    """A job's record; None where there is none, its network is gone, or, with a warning, where it is damaged."""
+    """A job's record; None if there is none, if its network is missing or, with a warning, if it is damaged."""
     path = folder / f"{job.name}.json"
     if not path.is_file():
         return None
