@@ -31,7 +31,7 @@ def save_tensors(path: str | Path, tensors: dict[str, Tensor], about: dict[str, 
 def read_tensors(path: str | Path, *, checksum: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a safetensors file and its header's `about`; a ValueError where either is damaged or altered.
 
-    With `checksum`, a file without one, of another program or an older version, is refused too.
+    With `checksum`, a file without one (of another program or an older version) is rejected too.
     """
     with open_regular(path) as file:
         content = file.read()

@@ -50,7 +50,7 @@ _ROUGH = 0.01  # a rate is too high if the loss is this share above its lowest o
 _MOST_DROPS = 6
 _ROUNDINGS = 8  # a margin of fewer roundings than this may be the other way round in another batch
 _TF32 = 2.0**-9  # the share of the logits' spread that may be rounding where products have TF32's 10 bits
-_FURTHER = 2e-3  # a point that the last look does not find across goes on by this share of its distance, then by twice
+_FURTHER = 2e-3  # a point that the final check does not find across moves on by this share of its distance, then twice
 
 
 @dataclass
@@ -86,7 +86,7 @@ class _Rows:
             getattr(self, name)[at] = column
 
 
-# The columns that an iteration changes, and those that it reads besides.
+# The columns that an iteration changes, and those that it only reads.
 _CHANGED = ("w", "m", "v", "best", "best_sq", "crossed", "total", "low", "t")
 _READ = ("c", "rate", "x", "label")
 

@@ -65,7 +65,7 @@ def to_plane(x: Tensor, w: Tensor, c: Tensor, norm: str, bounds: Bounds) -> Tens
 def levelled(w: Tensor) -> Tensor:
     """The gradient `w` with 0 for NaN and, for infinities, the largest finite slope of the sample, with their sign.
 
-    A very large slope would have the plane pass next to the iterate, and next to nothing would move; with a slope of
+    With a very large slope the plane would pass next to the iterate, and hardly anything would move; with a slope of
     0 the pixel would stay where it is, which for the root of a pixel of 0 is where the slope is infinite. As steep as
     the steepest of the others it moves as they do, and the next linearisation is taken where its slope is a number.
     """

@@ -5,7 +5,7 @@ With t the target and S the surface (logits or softmax), a step that raises pixe
     a_p = dS_t / dx_p,   b_p = sum_{k != t} dS_k / dx_p,   saliency(p) = a_p |b_p|  where a_p > 0 and b_p < 0,
 
 and adds eps to the pixel of the highest saliency, clipped to the range; for a pair, a = a_p + a_q and
-b = b_p + b_q. A step that lowers pixels (eps < 0) asks for the opposite signs. Two vector-Jacobian products give a
+b = b_p + b_q. A step that lowers pixels (eps < 0) requires the opposite signs. Two vector-Jacobian products give a
 and b, whatever the number of classes (one for softmax, whose outputs sum to 1, so that b = -a).
 """
 
@@ -49,7 +49,7 @@ def best_pair(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """The pair p < q of the largest F = (u_p + u_q)(v_p + v_q) with both sums positive: int64 [N, 2], bool [N].
 
     Of equal pairs the first in the order of (p, q). `u` and `v` [N, D] are -inf for pixels that may not be chosen,
-    and finite otherwise, as are their products: the bound below says nothing of an infinite sum.
+    and finite otherwise, as are their products: the bound below does not cover an infinite sum.
 
     It is the maximum over all D (D - 1) / 2 pairs, found from a short list. For every r > 0 the inequality of the
     means says 2 sqrt(F) <= g_p + g_q with g = r u + v / r. So if some pair has the value F*, a pixel with
@@ -217,7 +217,7 @@ class JSMA(Attack):
                 (a,) = torch.autograd.grad(z.gather(1, to[:, None]).sum(), x, retain_graph=True)
                 (b,) = torch.autograd.grad(z.scatter(1, to[:, None], 0.0).sum(), x)
         wide = torch.promote_types(x.dtype, torch.float32)
-        # Widened first: what stands for infinity in half precision is no more than a common slope.
+        # Widened first: in half precision, the stand-in for infinity would be an ordinary slope.
         return z.detach().argmax(1), finite(a.flatten(1).to(wide)), finite(b.flatten(1).to(wide))
 
     def _move(self, x_k: Tensor, a: Tensor, b: Tensor, changed: Tensor, going: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -125,7 +125,7 @@ class Square(Attack):
             )
 
         images, label, noise = x.reshape(-1, C, H, W), y if target is None else target, self.noise(index)
-        # The image itself comes first, so that a misclassified one stays as it is; then stripes or a grid of bumps.
+        # The image itself comes first, so that a misclassified one does not change; then stripes or a grid of bumps.
         f, clean = look(images, label)
         start = self._start(images, noise.bits((C * H * W,), -2))
         f_start, seen = look(start, label)
@@ -154,7 +154,7 @@ class Square(Attack):
         return measure(x, x_adv, y, target, self.bounds, end.label, end.spent, clean=clean)
 
     def _patches(self, noise: Noise, x: Tensor, block: int) -> Iterator[_Patch]:
-        """What the queries of a block change, drawn at once."""
+        """The changes of all queries of a block, drawn together."""
         C, H, W = x.shape[1:]
         l2 = self.norm == "l2"
         sizes = [

@@ -23,7 +23,7 @@ PICKED = 32  # images that are compared after each attack
 ALONE = 16  # images that are classified one by one
 LENGTHS = (1 / 64, 1 / 4)  # of a segment, in eps: short for the curvature of a network, longer for its rounding
 OFF = 0.4  # the gradient is off by more than this share of the change
-SIDEWAYS = 0.3  # of a typical change in a random direction: a smaller one is not asked for to this precision
+SIDEWAYS = 0.3  # of a typical change in a random direction: smaller changes need not match to this precision
 
 
 def apart(one: Tensor, two: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ def seeded(place: torch.device, seed: int) -> Iterator[None]:
 
 
 def copied(model: Model, place: torch.device) -> Model:
-    """A copy on the device, in eval mode and with frozen parameters; a plain function is returned as it is."""
+    """A copy on the device, in eval mode and with frozen parameters; a plain function is returned unchanged."""
     return copy.deepcopy(model).to(place).eval().requires_grad_(False) if isinstance(model, nn.Module) else model
 
 
@@ -116,7 +116,7 @@ def derivable(model: Model, x: Tensor) -> Model:
 class StraightThrough(TorchFunctionMode):
     """Inside, functions that round or cut the graph have the gradient of the identity (BPDA).
 
-    A division that rounds has the gradient of the division. `without` names a function to leave as it is.
+    A division that rounds has the gradient of the division. `without` names a function to leave unchanged.
     """
 
     steps = ("round", "floor", "ceil", "trunc", "fix", "sign", "sgn", "detach")

@@ -127,7 +127,7 @@ def attack(
     for spec, one in chosen.items():
         folder = out if len(chosen) == 1 else out / re.sub(r"[^\w.=]+", "-", spec)
         how: dict[str, Any] = {"n": n, "chunk": chunk, "name": subject.name, "device": place, "compile": compile_}
-        with warnings.catch_warnings(action="ignore", category=AttackWarning):  # the summary says it
+        with warnings.catch_warnings(action="ignore", category=AttackWarning):  # the summary shows them
             result = attack_images(subject.net, subject.test, one, out=folder, **how)
         results.append(result)
         if not as_json:
@@ -297,7 +297,7 @@ def table(results: list[Result]) -> list[str]:
         if result.kind in ("claim", "theory"):
             verdict = {True: "holds", False: "does not hold", None: "not decided"}[result.holds]
             if result.claim == "suspects":
-                verdict = "asked"  # a question of ours, with an answer
+                verdict = "asked"  # our own question, not a claim of the paper
             lines.append(f"{verdict.upper()}: {result.what}. The paper: {result.paper}")
         elif isinstance(result.value, str):
             lines.append(f"{result.value.upper()}, {label(result)}: {result.what}")

@@ -254,7 +254,7 @@ def check(name: str, root: str | Path | None = None) -> Check:
     _known(name)
     path = None if name == "digits" else data.find(name, root)
     if path is None and name != "digits":
-        return Check(name, None, False, f"not below {data.data_root(root)}: `mmlda data fetch {name}` gets it")
+        return Check(name, None, False, f"not below {data.data_root(root)}: get it with `mmlda data fetch {name}`")
     try:
         found = content(name, *data.load(name, root))
     except (ValueError, OSError) as error:

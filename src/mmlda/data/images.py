@@ -99,10 +99,12 @@ class ImageData(Dataset[tuple[Tensor, int]]):
 
     @property
     def is_table(self) -> bool:
+        """Whether the data are rows of a table, not images."""
         return self.images.ndim == 2
 
     @property
     def num_classes(self) -> int:
+        """Number of classes L."""
         return len(self.classes)
 
     @property
@@ -113,6 +115,7 @@ class ImageData(Dataset[tuple[Tensor, int]]):
 
     @property
     def device(self) -> torch.device:
+        """Device of the tensors."""
         return self.images.device
 
     @property
@@ -126,6 +129,18 @@ class ImageData(Dataset[tuple[Tensor, int]]):
         return self.counts.double() / len(self)
 
     def to(self, device: torch.device | str) -> ImageData:
+        """Copy the data to a device.
+
+        Parameters
+        ----------
+        device
+            Such as "cpu" or "cuda:0".
+
+        Returns
+        -------
+        ImageData
+            The data on that device.
+        """
         parts = None if self.parts is None else self.parts.to(device)
         return replace(self, images=self.images.to(device), labels=self.labels.to(device), parts=parts)
 

@@ -114,7 +114,7 @@ def stratified(data: ImageData, n: int | None, seed: int = 0) -> ImageData:
     data
         The dataset.
     n
-        How many images; all of them if None, or if there are no more.
+        How many images; all of them if None, or if there are fewer.
     seed
         Selects the images: those that `holdout` holds out.
 

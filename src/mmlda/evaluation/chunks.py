@@ -18,7 +18,7 @@ class Chunks:
     """The outcomes of `n` images, `size` images per chunk.
 
     Each chunk is a safetensors file in `folder`, with a checksum, or stays in memory if that is None. `about` (JSON)
-    identifies the work: a folder that holds chunks of other work is refused with a ValueError.
+    identifies the work: a folder with chunks of other work raises a ValueError.
     """
 
     def __init__(self, folder: str | Path | None, n: int, size: int, about: dict[str, Any]) -> None:

@@ -214,7 +214,7 @@ def _clean(
     place: torch.device,
     show: bool,
 ) -> Result:
-    """Accuracy and calibration on the images as they are; the temperature is fitted on the `other` ones."""
+    """Accuracy and calibration on the clean images; the temperature is fitted on the `other` ones."""
     about, begin = traced(model, data, place, name), time.perf_counter()
     own, who = (None, {}) if folder is None else (folder / "clean", identity(about))
     z, passes = _chunked_logits(model, data, Chunks(own, len(data), chunk, who), place, show)

@@ -217,7 +217,7 @@ def _result(
     blind = sum(float(part.get("blind", 0.0)) * len(part["success"]) for part in parts) / n
     passes = max(int(part.get("passes", 1)) for part in parts)
     after = joined["prediction"] == labels  # a missed target does not count as held
-    # Right before and after is asked of one network: two draws of a random one disagree without an attack.
+    # Not for a random network, whose predictions before and after may disagree without an attack.
     held = int((after if passes > 1 else right & after).sum())
     black_box = max(float(part.get("black_box", 0.0)) for part in parts)
     doubts = {"blind": blind, "passes": passes if passes > 1 else 0, "black_box": black_box}

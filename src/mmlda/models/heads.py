@@ -131,7 +131,18 @@ class MaxMahalanobisHead(Head):
         return f"num_classes={self.num_classes}, dim={self.dim}, C={self.C:g}{precision}"
 
     def forward(self, z: Tensor) -> Tensor:
-        """Logits z . (precision * mu_k) + log pi_k: `[N, p]` -> `[N, L]`, float32 at least."""
+        """Compute logits z . (precision * mu_k) + log pi_k.
+
+        Parameters
+        ----------
+        z
+            Features `[N, p]`.
+
+        Returns
+        -------
+        Tensor
+            Logits `[N, L]`, float32 at least.
+        """
         self._check_features(z)
         if autocast(z):
             with torch.autocast(z.device.type, enabled=False):
@@ -194,7 +205,18 @@ class MaxMahalanobisHead(Head):
         return self.loss_and_hits(z, y)[0]
 
     def predict(self, z: Tensor) -> Tensor:
-        """Most probable class `[N]`, int64, of features `[N, p]`."""
+        """Predict the most probable class.
+
+        Parameters
+        ----------
+        z
+            Features `[N, p]`.
+
+        Returns
+        -------
+        Tensor
+            Classes `[N]`, int64.
+        """
         return self.topk(z, 1)[1][:, 0] if self.structured else super().predict(z)
 
     def _topk(self, z: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -224,7 +246,18 @@ class MaxMahalanobisHead(Head):
         return self.precision / 2 * squared - self.log_priors.index_select(0, y) + normaliser
 
     def distances(self, z: Tensor) -> Tensor:
-        """Mahalanobis distances sqrt(precision) ||z - mu_k||: `[N, p]` -> `[N, L]`. Differentiable once."""
+        """Mahalanobis distances sqrt(precision) ||z - mu_k||, differentiable once.
+
+        Parameters
+        ----------
+        z
+            Features `[N, p]`.
+
+        Returns
+        -------
+        Tensor
+            Distances `[N, L]`.
+        """
         self._check_features(z)
         dtype = torch.promote_types(z.dtype, self.precision.dtype)
         if self.structured:
@@ -234,7 +267,20 @@ class MaxMahalanobisHead(Head):
         return pairwise_distances(z.to(dtype), self.means.to(dtype)) * self.precision.sqrt()
 
     def latent_fit(self, z: Tensor, y: Tensor) -> LatentFit:
-        """Measure how far features z `[N, p]` of classes y `[N]` are from N(mu_y, I / precision); see `latent_fit`."""
+        """Measure how far features are from N(mu_y, I / precision); see `mmlda.theory.latent_fit`.
+
+        Parameters
+        ----------
+        z
+            Features `[N, p]`.
+        y
+            Classes `[N]`, int64.
+
+        Returns
+        -------
+        LatentFit
+            Each measurement with its expected value.
+        """
         if self.structured:
             self._check_labels(y, len(z))
             classes, y = y.unique(return_inverse=True)
@@ -363,7 +409,18 @@ class SoftmaxHead(Head, nn.Linear):
         self.register_buffer("log_priors", log_priors.to(self.weight.device, dtype))  # [L]
 
     def forward(self, z: Tensor) -> Tensor:
-        """Logits W z + b: `[N, p]` -> `[N, L]`, float32 at least."""
+        """Compute logits W z + b.
+
+        Parameters
+        ----------
+        z
+            Features `[N, p]`.
+
+        Returns
+        -------
+        Tensor
+            Logits `[N, L]`, float32 at least.
+        """
         self._check_features(z)
         weight, bias = self.weight, self.bias
         if z.dtype != weight.dtype and not autocast(z):

@@ -108,7 +108,7 @@ def topk(z: Tensor, signs: Tensor, core: Tensor, weight: Tensor, bias: Tensor, k
     return values, indices
 
 
-# An operator of its own is one node for torch.compile, whatever the number of blocks.
+# A registered operator is one node for torch.compile, whatever the number of blocks.
 @torch.library.custom_op("mmlda::code_cross_entropy", mutates_args=())
 def cross_entropy(
     z: Tensor, y: Tensor, signs: Tensor, core: Tensor, weight: Tensor, bias: Tensor, gradient: bool

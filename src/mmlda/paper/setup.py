@@ -103,9 +103,17 @@ class Setup:
 
     @property
     def work(self) -> Path:
+        """Folder for unfinished work."""
         return self.out / "work" / self.data
 
     def sets(self) -> tuple[ImageData, ImageData]:
+        """Load the data.
+
+        Returns
+        -------
+        tuple of ImageData
+            Training and test set.
+        """
         return _sets(self.data, self.root)
 
     def images(self, most: int | None = None) -> int:

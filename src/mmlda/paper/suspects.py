@@ -238,5 +238,5 @@ def _judged(setup: Setup, results: list[Result], found: list[dict[str, Any]]) ->
     fields: dict[str, Any] = {"name": "shipped", "cell": {"shipped": True}} if setup.shipped else {}
     fields |= {"value": float(sum(item["verdict"] == "explains" for item in found)), "unit": "cells"}
     n = min(r.n for r in results if r.cell["view"] != WORST and r.n is not None)
-    # a question of ours, which the paper does not decide
+    # our own question, not a claim of the paper
     return claim(setup, "suspects", what, None, series={"verdicts": found}, n=n, **fields)

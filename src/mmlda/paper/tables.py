@@ -102,7 +102,7 @@ def table2(
     jsma: Sequence[tuple[str, str]] = JSMA,
     cells: Sequence[Cell] | None = None,
 ) -> list[Result]:
-    """Accuracy under the four attacks; every cell of the fine-tuned rows (SAT, HAT) has a network of its own.
+    """Accuracy under the four attacks; every cell of the fine-tuned rows (SAT, HAT) has its own network.
 
     `cells` restricts the fine-tuned rows to some (row, attack, eps). JSMA is run on both surfaces with both targets,
     which the paper leaves open.

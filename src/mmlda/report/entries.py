@@ -92,7 +92,7 @@ class Entry:
 
 
 def number(value: Any) -> float | None:
-    """A finite number, or None for whatever else a file may hold.
+    """A finite number, or None for anything else a file may hold.
 
     >>> number(3), number("3"), number(float("nan")), number(True)
     (3.0, None, None, None)
@@ -112,7 +112,7 @@ def percent(share: float) -> float:
 
 
 def fixed(value: float | None, digits: int = 1, sign: bool = False) -> str:
-    """A number as it is set in a table, with a true minus; a dash where there is none.
+    """A number as text for a table, with a true minus; a dash if there is none.
 
     >>> fixed(-0.04), fixed(-91.2, sign=True), fixed(None)
     ('0.0', '−91.2', '–')

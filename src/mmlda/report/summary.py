@@ -72,7 +72,7 @@ class Finding:
     holds: bool | None
     words: str
     ids: tuple[int, ...]
-    judged: bool = True  # False for an answer to a question of ours
+    judged: bool = True  # False if the question is ours, not the paper's
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,9 @@ def save(folder: str | Path, step: int, tensors: dict[str, Tensor], record: dict
     record = {"format": FORMAT, "step": step, "sha256": hashlib.sha256(content).hexdigest(), **record}
     write_json(path.with_suffix(".json"), {**record, "record": json_digest(record)})
     kept = [record.stem for record in _records(folder)[:KEEP]]
-    for old in sorted(folder.glob("step-*")):  # .json before .safetensors: tensors without a record are no checkpoint
+    for old in sorted(
+        folder.glob("step-*")
+    ):  # .json before .safetensors: without its record, a checkpoint is incomplete
         if old.stem not in kept:
             old.unlink(missing_ok=True)
     return path

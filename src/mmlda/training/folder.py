@@ -1,7 +1,7 @@
 """The folder of a training run: its description, log, checkpoints and finished network.
 
 A folder holds run.json (recipe, network, data, versions), metrics.jsonl, the two newest checkpoints and, once the run
-has finished, model.safetensors. It belongs to one run: another description is refused, but for more steps.
+has finished, model.safetensors. It belongs to one run: another description is rejected, except for more steps.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def describe(model: nn.Module, data: ImageData | DataLoader[Any], recipe: Recipe
     try:
         config = model.config
     except (AttributeError, ValueError):
-        config = None  # a backbone of the user's own
+        config = None  # a custom backbone
     about = {"name": data.name, "images": len(data), "sha256": data.digest()} if isinstance(data, ImageData) else None
     value = {
         "recipe": dataclasses.asdict(recipe),

@@ -239,7 +239,7 @@ def training_steps(
 ) -> Iterator[int]:
     """The training loop, as a generator that has launched one more step whenever it yields.
 
-    `fit` exhausts one; `mmlda.fit_many` takes turns with several, each on a CUDA stream of its own.
+    `fit` exhausts one; `mmlda.fit_many` takes turns with several, each on its own CUDA stream.
     """
     model, out = run.model, run.out
     data = _checked(run, data)

@@ -53,7 +53,7 @@ def train(
     """Train a network on a named dataset or a folder, and measure its test accuracy.
 
     Under torchrun, the processes train together and only the first one measures; the others return None. Unless
-    `show=False`, a line on standard error says whether the run is new or resumed, and on which images.
+    `show=False`, a line on standard error reports whether the run is new or resumed, and on which images.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def train(
         A network to fine-tune instead of a new one.
     steps
         Another number of steps, with the schedule in proportion; more steps than those of the run in `out` continue
-        it, with the schedule as it is.
+        it, with its schedule unchanged.
     seed
         Seed of the weights, the order of the data and the augmentation; 0 by default.
     changes

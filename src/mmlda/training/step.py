@@ -162,7 +162,7 @@ class Average:
         self.tensors = {name: tensor.clone() for name, tensor in self.current.items()}
 
     def update(self, step: Tensor) -> None:
-        """Move towards the network as it is now; `step` is the number of the step, a tensor on the device."""
+        """Move towards the current network; `step` is the number of the step, a tensor on the device."""
         rate = 1 - ((1 + step) / (10 + step)).clamp(max=self.decay)
         averages = list(self.tensors.values())
         moves = torch._foreach_sub(list(self.current.values()), averages)
@@ -260,7 +260,7 @@ def begin_attack(
 
 
 def craft_once(model: nn.Module, batches: Batches) -> None:
-    """Attack every training image on the network as it is now; the batches then mix these in."""
+    """Attack every training image on the current network; later batches mix these images in."""
     recipe, adversary = batches.recipe, batches.recipe.adversary
     assert adversary is not None
     chunk = 1024 if batches.device.type == "cuda" else 512  # large enough to keep the device busy
@@ -388,7 +388,7 @@ class Step:
 
 
 def make_launch(step: Step, *, eager: bool = False, deterministic: bool = False) -> Callable[[], None]:
-    """A function that launches the next step: on CUDA captured and compiled, unless asked for eager steps."""
+    """A function that launches the next step: on CUDA captured and compiled, unless `eager` is set."""
     cuda = step.batches.device.type == "cuda"
     if not cuda:
         keep_memory()

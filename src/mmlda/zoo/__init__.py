@@ -138,7 +138,7 @@ def save(model: nn.Module, folder: str | Path) -> Path:
     try:
         config = model.config
     except (AttributeError, ValueError):
-        config = None  # a backbone of the user's own
+        config = None  # a custom backbone
     header = {"model": json.dumps(config), "data": json.dumps(remembered(model))}
     return checkpoints.save_weights(Path(folder) / "model.safetensors", model.state_dict(), header)
 
