@@ -28,7 +28,7 @@ class AttackResult:
     prediction, clean_prediction
         The model's classes at `x_adv` and at the original, int64 [N].
     linf, l2
-        Distances max |x_adv - x| and ||x_adv - x||_2 [N].
+        L-infinity and L2 distances of `x_adv` from the original, on the scale of the images [N].
     distortion
         Root mean square change of a pixel, with the image range scaled to 0..255 [N].
     steps
