@@ -58,7 +58,7 @@ def check_priors(priors: Any, num_classes: int, *, positive: bool = False) -> Te
     """Class priors as a float64 tensor `[L]`: `None` is uniform; they must be >= 0 and sum to 1 (to 1e-6).
 
     With `positive`, a prior of 0 is rejected too (its logarithm is -inf).
-    The result sums to 1 in float64, so that float32 priors do not carry their rounding along.
+    The result sums to 1 in float64, which removes the rounding of float32 priors.
     """
     import torch
 

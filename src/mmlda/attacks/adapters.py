@@ -152,7 +152,7 @@ class FoolboxAttack(Attack):
     def attack(self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor) -> AttackResult:
         import foolbox
 
-        surface.count(x)  # the labels are checked against the first logits
+        surface.count(x)  # checks the labels against the first logits
         model = to_foolbox(surface.model, bounds=self.bounds, device=x.device)
         criteria = foolbox.criteria
         criterion = criteria.Misclassification(y) if target is None else criteria.TargetedMisclassification(target)

@@ -43,12 +43,12 @@ __all__ = ["CarliniWagner"]
 
 _BETA_1, _BETA_2, _TINY = 0.9, 0.999, 1e-8  # Adam's
 _SHRINK = 1e-4  # atanh is infinite at the end of the range
-_PROGRESS = 3e-4  # a loss that has not fallen by this share within the patience stands still
-_PATIENCE = (30, 100)  # iterations: a thirtieth of the steps, but not less nor more than this
-_DROP = 0.2  # of the rate at a standstill
+_PROGRESS = 3e-4  # a loss that has not fallen by this share within the patience has stalled
+_PATIENCE = (30, 100)  # iterations: a thirtieth of the steps, within these limits
+_DROP = 0.2  # of the rate when progress stalls
 _ROUGH = 0.01  # a rate is too high if the loss is this share above its lowest on average
 _MOST_DROPS = 6
-_ROUNDINGS = 8  # a margin of fewer roundings than this may be the other way round in another batch
+_ROUNDINGS = 8  # a margin of fewer roundings than this may change its sign in another batch
 _TF32 = 2.0**-9  # the share of the logits' spread that may be rounding where products have TF32's 10 bits
 _FURTHER = 2e-3  # a point that the final check does not find across moves on by this share of its distance, then twice
 
@@ -247,7 +247,7 @@ class CarliniWagner(Attack):
         best, share = found.best, _FURTHER
         moved = (found.best_sq > 0) & (found.best_sq < torch.inf)
         z = surface.replayed_logits(best)
-        for _ in range(8):  # by three fifths of the distance at the most
+        for _ in range(8):  # by at most three fifths of the distance
             short = moved & ~self._across(_gap(z, label, aimed), rounding_of(z, surface))
             if not bool(short.any()):
                 break

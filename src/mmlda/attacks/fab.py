@@ -141,13 +141,13 @@ class FAB(Attack):
                 zero.index_copy_(0, who, first)
         x_best, label = self._tighten(surface, x, y, target, end)
         found = end.best < torch.inf
-        if self.eps is not None:  # a break beyond eps is none
+        if self.eps is not None:  # a point beyond eps does not count
             found &= in_ball(x, x_best, self.eps, self.norm, self.bounds)
         return measure(x, x_best, y, target, self.bounds, label, end.spent, clean=clean, zero=zero, found=found)
 
     @property
     def _enough(self) -> float:
-        """A sample is done at this distance."""
+        """A sample is finished within this distance."""
         return self.eps or 0.0
 
     def _restart(self, x: Tensor, best: Tensor, index: Tensor, draw: int) -> Tensor:
@@ -189,7 +189,7 @@ class FAB(Attack):
             return *new._replace(at=at, x_k=x_k, spent=old.spent + (old.best > self._enough)), w
 
         def last(*tensors: Tensor) -> _State:
-            """The state if the final iterate counts too."""
+            """The state after also judging the final iterate."""
             old, (x, y, to) = _State(*tensors[:-3]), tensors[-3:]
             return found(old, x, y, to, surface.logits(old.at).argmax(1))[1]
 

@@ -28,14 +28,14 @@ __all__ = ["JSMA", "best_pair", "best_pixel"]
 
 _FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of r: each rules out pixels that the others cannot
 _SHORTLISTS = (16, 64, 256)
-_TILE = 1 << 22  # most pairs tried in one go
+_TILE = 1 << 22  # largest number of pairs tried at a time
 _COMPACT_EVERY = 10  # steps, on CUDA
 
 
 def best_pixel(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """The pixel of the largest u v with u > 0 and v > 0: int64 [N, 1], and whether there is one: bool [N].
 
-    Of equal ones the first. `u` and `v` [N, D] are -inf for pixels that may not be chosen.
+    Ties go to the first. `u` and `v` [N, D] are -inf for pixels that may not be chosen.
 
     >>> best_pixel(torch.tensor([[1.0, 3.0, 2.0]]), torch.tensor([[9.0, -1.0, 2.0]]))
     (tensor([[0]]), tensor([True]))
@@ -48,7 +48,7 @@ def best_pixel(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 def best_pair(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """The pair p < q of the largest F = (u_p + u_q)(v_p + v_q) with both sums positive: int64 [N, 2], bool [N].
 
-    Of equal pairs the first in the order of (p, q). `u` and `v` [N, D] are -inf for pixels that may not be chosen,
+    Ties go to the first in the order of (p, q). `u` and `v` [N, D] are -inf for pixels that may not be chosen,
     and finite otherwise, as are their products: the bound below does not cover an infinite sum.
 
     It is the maximum over all D (D - 1) / 2 pairs, found from a short list. For every r > 0 the inequality of the

@@ -50,7 +50,7 @@ class Replay:
                     for mine, computed in zip(self._outputs, step(*self._inputs)):
                         mine.copy_(computed)
                 except BaseException:
-                    with suppress(RuntimeError):  # that the capture has failed is known
+                    with suppress(RuntimeError):  # the exception already reports the failure
                         self._graph.capture_end()
                     raise
                 self._graph.capture_end()

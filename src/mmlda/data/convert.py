@@ -154,7 +154,7 @@ def _stack(items: Iterable[Any]) -> tuple[Tensor, list[Any]]:
         image, label = as_pair(item, f"item {n} of data")
         image = _one_image(image, n)
         if images and (image.shape != images[0].shape or image.dtype != images[0].dtype):
-            wanted = f"{images[0].dtype} {list(images[0].shape)} as the first"
+            wanted = f"{images[0].dtype} {list(images[0].shape)} like the first"
             raise ValueError(f"image {n} must be {wanted}, got {image.dtype} {list(image.shape)}")
         images.append(image)
         labels.append(label)

@@ -114,7 +114,7 @@ def load(source: Any, root: str | Path | None = None) -> tuple[ImageData, ImageD
         if any(part.classes != longer[: part.num_classes] for part in (train, test)):
             test, longer = relabelled(train.classes, test, "the training set"), train.classes
         if train.shape != test.shape:
-            raise ValueError(f"test images must be {train.shape} as the training images, got {test.shape}")
+            raise ValueError(f"test images must have the shape {train.shape} of the training images, got {test.shape}")
         return replace(train, classes=longer), replace(test, classes=longer)
     return split(as_images(source))
 
@@ -198,7 +198,7 @@ def _pair(arrays: formats.Arrays, classes: tuple[str, ...], name: str) -> tuple[
     sets = [ImageData(torch.from_numpy(x), torch.from_numpy(y).long(), classes, name) for x, y in arrays]
     train, test = sets if len(sets) == 2 else split(sets[0])
     if train.shape != test.shape:
-        raise ValueError(f"{name}: test images must be {train.shape} as the training images, got {test.shape}")
+        raise ValueError(f"{name}: test images must have the shape {train.shape} of the training images, got {test.shape}")
     return train, test
 
 

@@ -110,7 +110,7 @@ def read_idx(path: str | Path) -> np.ndarray:
 
 
 def idx_image_files(folder: Path) -> list[re.Match[str]]:
-    """The names in `folder` that are those of IDX image files, taken apart."""
+    """The IDX image files in `folder`, with their names parsed."""
     names = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
     return [match for name in names if (match := IDX_IMAGES.fullmatch(name))]
 

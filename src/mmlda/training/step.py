@@ -427,7 +427,7 @@ def _captured(step: Callable[[], None], deterministic: bool) -> Callable[[], Non
 
 @contextmanager
 def _kernels(deterministic: bool, cuda: bool) -> Iterator[None]:
-    """cuDNN's fastest kernels, or those that always give the same bits; as it was afterwards."""
+    """Select cuDNN's fastest kernels, or deterministic ones; restores the setting afterwards."""
     if not cuda:
         yield
         return

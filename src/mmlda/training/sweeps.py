@@ -162,7 +162,7 @@ def _together(runs: list[Run], sets: list[ImageData], options: Options, *, show:
                         if next(steps, None) is not None:
                             continue
                     except KeyboardInterrupt as error:
-                        if not error.args:  # not the loop's own words: the second Ctrl-C
+                        if not error.args:  # raised by the second Ctrl-C, not by the loop
                             raise
                         interrupted = error
                     except Exception as error:
@@ -211,7 +211,7 @@ class Job:
     root: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "part", _tuples(self.part))  # lists, as JSON writes them, can't be looked up
+        object.__setattr__(self, "part", _tuples(self.part))  # lists, as in JSON, cannot be hashed
         if not re.fullmatch(r"[\w.=+-]+", self.name):
             raise invalid("name", "letters, digits and . _ = + - only, as it names files", self.name)
         if not isinstance(self.data, str) and (self.part is None or self.part[0] == "biased"):
