@@ -198,7 +198,9 @@ def _pair(arrays: formats.Arrays, classes: tuple[str, ...], name: str) -> tuple[
     sets = [ImageData(torch.from_numpy(x), torch.from_numpy(y).long(), classes, name) for x, y in arrays]
     train, test = sets if len(sets) == 2 else split(sets[0])
     if train.shape != test.shape:
-        raise ValueError(f"{name}: test images must have the shape {train.shape} of the training images, got {test.shape}")
+        raise ValueError(
+            f"{name}: test images must have the shape {train.shape} of the training images, got {test.shape}"
+        )
     return train, test
 
 
