@@ -29,7 +29,7 @@ def save_tensors(path: str | Path, tensors: dict[str, Tensor], about: dict[str, 
 
 
 def read_tensors(path: str | Path, *, checksum: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a safetensors file and its header's `about`; a ValueError where either is damaged or altered.
+    """The tensors of a safetensors file and its header's `about`; a ValueError if either is damaged or altered.
 
     With `checksum`, a file without one (of another program or an older version) is rejected too.
     """
@@ -59,7 +59,7 @@ def packed(tensors: dict[str, Tensor], about: dict[str, str] | None = None) -> b
 
 
 def unpacked(content: bytes) -> dict[str, Tensor]:
-    """The inverse of `packed`; a ValueError where the content is not a safetensors file."""
+    """The inverse of `packed`; a ValueError if the content is not a safetensors file."""
     try:
         return load_bytes(content)
     except (SafetensorError, KeyError, RuntimeError, TypeError, OverflowError) as error:  # unknown dtypes, odd shapes

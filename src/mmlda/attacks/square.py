@@ -222,7 +222,7 @@ class Square(Attack):
         length = new.square().sum((2, 3), keepdim=True).sqrt()
         new = new * (available / torch.where(length > 0, length, 1.0))
         delta = torch.where(here, new, torch.where(there, 0.0, delta))
-        # The clip moves towards x and can only shorten; rounding can lengthen, by an ulp a query, so trim.
+        # The clip moves towards x and can only shorten; rounding can lengthen, by an ulp per query, so trim.
         norm = tall(delta.flatten(1).norm(dim=1), x)
         return self._clip(x, x + delta * torch.where(norm > self.eps, self.eps / norm, 1.0)).to(given)
 

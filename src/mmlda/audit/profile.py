@@ -94,7 +94,7 @@ class Profile:
         return "probabilities" if self.probabilities else "logits"
 
     def number(self, name: str) -> float:
-        """A number, 0 where it was not measured."""
+        """A number; 0 if it was not measured."""
         return self.numbers.get(name) or 0.0
 
     def count(self, name: str) -> int:

@@ -231,7 +231,7 @@ def as_labels(y: Any, classes: Sequence[str] | None) -> tuple[Tensor, tuple[str,
 
 
 def _whole(label: Any, n: int) -> int:
-    """A label as an int; a ValueError where int() would cut something off or fail."""
+    """A label as an int; a ValueError if int() would truncate or fail."""
     try:
         if (whole := int(label)) == float(label):
             return whole

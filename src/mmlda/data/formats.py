@@ -339,7 +339,7 @@ def read_images(folders: list[Path], channels: int | None = None) -> tuple[np.nd
 
 @contextmanager
 def _image(path: Path) -> Iterator[Any]:
-    """An image file, opened; a ValueError where it, or what is done with it, is damaged."""
+    """An image file, opened; a ValueError if reading or decoding it fails."""
     from PIL import Image
 
     try:

@@ -69,7 +69,7 @@ def _path(folder: Path, start: int) -> Path:
 
 
 def _claim(folder: Path, about: dict[str, Any]) -> None:
-    """Record what a folder is for, in work.json; a ValueError where it already holds chunks of other work."""
+    """Record what a folder is for, in work.json; a ValueError if it already holds chunks of other work."""
     path, about = folder / "work.json", json.loads(json.dumps(about))
     if not (path.is_file() and chunk_files(folder)):
         write_json(path, about)

@@ -84,7 +84,7 @@ class MaxMahalanobisHead(Head):
     """
 
     losses = ("ce", "soft", "centre")
-    means: Tensor  # None where a code stands for them
+    means: Tensor  # None if the means are those of a code
     signs: Tensor  # int8 [bases, size]: the code; None where there are means
     scale: Tensor  # sqrt(C), beside the signs
     core: Tensor

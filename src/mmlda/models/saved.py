@@ -95,7 +95,7 @@ def restore(config: Any, weights: dict[str, Tensor], source: str | Path) -> Clas
 
 
 def fill(model: Any, weights: dict[str, Tensor], source: str | Path) -> Any:
-    """The network itself, with weights read from `source`; a ValueError where they do not fit."""
+    """The network itself, with weights read from `source`; a ValueError if they do not fit."""
     assert isinstance(model, nn.Module)
     try:
         model.load_state_dict(weights)

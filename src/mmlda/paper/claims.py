@@ -40,7 +40,7 @@ RULES["fig3-recipe"] = RULES["fig3"]
 
 
 def above(interval: Interval, limit: float = 0.0) -> bool | None:
-    """Whether an interval lies above a limit; None where it contains it.
+    """Whether an interval lies above a limit; None if it contains it.
 
     >>> above((0.1, 0.2)), above((-0.2, -0.1)), above((-0.1, 0.1))
     (True, False, None)

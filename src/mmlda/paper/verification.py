@@ -184,7 +184,7 @@ def _recompute(
 
 
 def _outcomes(result: Result, folder: Path) -> Outcomes:
-    """The outcomes beside a result; a ValueError where it has none, or not those that its kind needs."""
+    """The outcomes beside a result; a ValueError if it has none, or not those that its kind needs."""
     claimed = {} if result.outcomes is None else unpacked(result.read_outcomes(folder))
     if result.kind not in KINDS or "clean" not in claimed or result.data is None:
         kinds = f"{', '.join(KINDS[:-1])} or {KINDS[-1]}"
@@ -213,7 +213,7 @@ def _alike(found: Agreement) -> str:
 
 
 def _network(result: Result, folder: Path, given: str | Path | None) -> tuple[nn.Module, str]:
-    """The network of a result, and the name under which it ships or ""; a ValueError where it has other weights."""
+    """The network of a result, and the name under which it ships or ""; a ValueError if it has other weights."""
     wanted = result.network_sha256
     for ships in zoo.names():  # it may have had another name where it was made
         if _shipped_digest(ships) == wanted:

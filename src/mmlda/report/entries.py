@@ -76,7 +76,7 @@ class Entry:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Both ends as they are printed; None where they are not two numbers."""
+        """Both ends as they are printed; None if they are not two numbers."""
         ends = self.result.interval
         both = [self._printed(end) for end in ends] if isinstance(ends, tuple) and len(ends) == 2 else []
         return (both[0], both[1]) if both and None not in both else None  # type: ignore[return-value]

@@ -181,7 +181,7 @@ def _listed(names: list[str]) -> str:
 
 
 def claims(entries: list[Entry]) -> list[Claim]:
-    """The paper's claims: its sentences as the results quote them, then its tables, data set by data set."""
+    """The paper's claims: its sentences as the results quote them, then its tables, dataset by dataset."""
     made = []
     for kind, part in TITLES.items():
         here = of_kind(entries, kind)

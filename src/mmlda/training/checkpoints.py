@@ -119,7 +119,7 @@ def final(folder: str | Path, about: dict[str, Any] | None = None) -> dict[str, 
 
 
 def read_weights(path: Path, about: dict[str, Any] | None = None) -> dict[str, Tensor]:
-    """Weights that `save_weights` wrote; a ValueError where they are truncated, altered or not of the run `about`."""
+    """Weights that `save_weights` wrote; a ValueError if they are truncated, altered or not of the run `about`."""
     weights, header = read_tensors(path)
     try:
         _same_run(header, about)
@@ -134,7 +134,7 @@ def save_weights(path: Path, weights: dict[str, Tensor], about: dict[str, str] |
 
 
 def read_about(folder: Path) -> dict[str, Any]:
-    """A run's run.json, every part of which is checked; a ValueError where it is damaged or altered."""
+    """A run's run.json, every part of which is checked; a ValueError if it is damaged or altered."""
     path = folder / "run.json"
     about = read_json(path)
     try:

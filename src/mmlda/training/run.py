@@ -154,7 +154,7 @@ def train(
 
 
 def _earlier(out: str | Path | None) -> dict[str, Any]:
-    """What the run in a folder was trained on and how; empty where there is none."""
+    """What the run in a folder was trained on and how; empty if there is no run."""
     if out is None or not (Path(out) / "run.json").is_file():
         return {}
     about, path = checkpoints.read_about(Path(out)), Path(out) / "train.json"
