@@ -25,14 +25,18 @@ class AttackResult:
         Labels, int64 [N].
     success
         Where the prediction is not y or, for a targeted attack, is the target, bool [N].
-    prediction, clean_prediction
-        The model's classes at `x_adv` and at the original, int64 [N].
-    linf, l2
-        L-infinity and L2 distances of `x_adv` from the original, on the scale of the images [N].
+    prediction
+        The model's classes at `x_adv`, int64 [N].
+    linf
+        L-infinity distances of `x_adv` from the original, on the scale of the images [N].
+    l2
+        L2 distances, likewise [N].
     distortion
         Root mean square change of a pixel, with the image range scaled to 0..255 [N].
     steps
         Gradient steps, or queries of a black-box attack, int64 [N].
+    clean_prediction
+        The model's classes at the originals, int64 [N].
     zero_at_start
         Where the gradient was exactly 0 at the start, bool [N]; None for attacks without gradients.
     target

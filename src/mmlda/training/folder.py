@@ -48,8 +48,10 @@ class Run:
         Folder of the run.
     step
         Steps taken.
-    loss, accuracy
-        Mean loss and accuracy on the training batches since the previous log line.
+    loss
+        Mean training loss since the previous log line.
+    accuracy
+        Accuracy on the training batches since the previous log line.
     seconds
         Time spent in the loop, also before the run was resumed.
     history
