@@ -42,7 +42,7 @@ def test_a_finished_run_is_loaded_not_repeated(digits, tmp_path):
 
 def test_another_recipe_network_or_data_in_the_same_folder_is_refused(digits, tmp_path):
     train(digits[0], out=tmp_path)
-    with pytest.raises(ValueError, match=r"recipe\.lr is 0\.001 there, and 0\.01 was asked for"):
+    with pytest.raises(ValueError, match=r"recipe\.lr is 0\.001 there, but 0\.01 was requested"):
         train(digits[0], dataclasses.replace(QUICK, lr=0.01), out=tmp_path)
     with pytest.raises(ValueError, match=r"model\.C"):
         train(digits[0], config=dict(SMALL, C=10.0), out=tmp_path)
@@ -189,7 +189,7 @@ def test_a_run_of_an_older_version_without_the_new_fields_is_resumed(digits, tmp
         del about["recipe"][name]
     del about["recipe"]["adversary"]["pairing"]
     path.write_text(json.dumps(about))
-    with pytest.raises(ValueError, match=r"recipe\.average is 0\.0 there, and 0\.9 was asked for"):
+    with pytest.raises(ValueError, match=r"recipe\.average is 0\.0 there, but 0\.9 was requested"):
         train(digits[0], dataclasses.replace(recipe, average=0.9), out=tmp_path)
     again, run = train(digits[0], recipe, out=tmp_path)
     assert same(whole, again) and run.step == 24
@@ -231,7 +231,7 @@ def test_runs_with_tied_weights_are_resumed(digits, tmp_path):
 
 def test_a_run_keeps_to_its_precision(digits, tmp_path):
     break_off(digits[0], QUICK, tmp_path, 12, checkpoint_every=6, amp=True)
-    with pytest.raises(ValueError, match="amp is True there, and False was asked for"):
+    with pytest.raises(ValueError, match="amp is True there, but False was requested"):
         train(digits[0], out=tmp_path, amp=False)
     whole, _ = train(digits[0], amp=True)
     assert same(whole, train(digits[0], out=tmp_path)[0]) and not same(whole, train(digits[0])[0])

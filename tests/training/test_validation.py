@@ -134,7 +134,7 @@ def test_more_steps_lengthen_a_run(parts, tmp_path):
     run = mmlda.fit(longer, parts[0], dataclasses.replace(RECIPE, steps=60), out=tmp_path, show=False)
     assert run.step == 60 and same(longer, straight)
     assert json.loads((tmp_path / "run.json").read_text())["recipe"]["steps"] == 60
-    with pytest.raises(ValueError, match=r"recipe\.steps is 60 there, and 40 was asked for"):
+    with pytest.raises(ValueError, match=r"recipe\.steps is 60 there, but 40 was requested"):
         mmlda.fit(net(), parts[0], RECIPE, out=tmp_path, show=False)
 
 

@@ -57,8 +57,8 @@ def check_positive(name: str, value: Any) -> float:
 def check_priors(priors: Any, num_classes: int, *, positive: bool = False) -> Tensor:
     """Class priors as a float64 tensor `[L]`: `None` is uniform; they must be >= 0 and sum to 1 (to 1e-6).
 
-    With `positive`, a class without mass is refused too (its log prior is -inf).
-    The result sums to 1 in float64, so that float32 priors do not carry their rounding along.
+    With `positive`, a prior of 0 is rejected too (its logarithm is -inf).
+    The result sums to 1 in float64, which removes the rounding of float32 priors.
     """
     import torch
 

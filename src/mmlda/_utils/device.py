@@ -46,7 +46,7 @@ def check_model(model: object) -> None:
 def on_device(model: Model, device: torch.device | str | None) -> Model:
     """The model itself if it is on `device` already (or `device` is None), else a copy there.
 
-    A plain function is returned as it is: only its author knows where it computes.
+    A plain function is returned unchanged: only its author knows where it computes.
     """
     if device is None or not isinstance(model, nn.Module):
         return model

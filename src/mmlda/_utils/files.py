@@ -38,7 +38,7 @@ def write_whole(path: str | Path, write: Callable[[Path], None] | bytes) -> Path
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(path)  # a full disk says only that it is full
+            error.filename = str(path)  # the error for a full disk does not name the file
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
@@ -49,7 +49,7 @@ def write_whole(path: str | Path, write: Callable[[Path], None] | bytes) -> Path
 
 
 def write_json(path: str | Path, value: Any) -> Path:
-    """`write_whole` of a JSON document; NaN and infinity are refused, as the standard has no words for them."""
+    """`write_whole` of a JSON document; NaN and infinity are rejected, since JSON cannot represent them."""
     return write_whole(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
 
 

@@ -43,7 +43,7 @@ def progress(
 ) -> Iterator[Report]:
     """`report(done, loss=..., accuracy=...)` moves the bar. Standard error only, so that output can be piped.
 
-    `report(done, start=True)` says what was done in an earlier sitting, which the rate leaves out.
+    `report(done, start=True)` sets what an earlier run had done, which the rate leaves out.
     """
     if not show:
         yield lambda done, *, start=False, **numbers: None

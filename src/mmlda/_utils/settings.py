@@ -115,7 +115,7 @@ def parse_attack(text: str, attacks: Any) -> Any:
     >>> attack.eps * 255, attack.steps, attack.loss
     (8.0, 50, 'margin')
     """
-    head, *pairs = re.split(r",(?=\w+=)", text)  # a comma inside a JSON list is no separator
+    head, *pairs = re.split(r",(?=\w+=)", text)  # a comma inside a JSON list does not separate
     name, colon, eps = head.partition(":")
     check_choice("attack", name, ATTACKS)
     kind = getattr(attacks, ATTACKS[name])

@@ -29,9 +29,9 @@ def save_tensors(path: str | Path, tensors: dict[str, Tensor], about: dict[str, 
 
 
 def read_tensors(path: str | Path, *, checksum: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a safetensors file and its header's `about`; a ValueError where either is damaged or altered.
+    """The tensors of a safetensors file and its header's `about`; a ValueError if either is damaged or altered.
 
-    With `checksum`, a file without one, of another program or an older version, is refused too.
+    With `checksum`, a file without one (of another program or an older version) is rejected too.
     """
     with open_regular(path) as file:
         content = file.read()
@@ -53,7 +53,7 @@ def read_tensors(path: str | Path, *, checksum: bool = False) -> tuple[dict[str,
 
 def packed(tensors: dict[str, Tensor], about: dict[str, str] | None = None) -> bytes:
     """Named tensors in the safetensors format."""
-    # copies: the format has no words for two names of one tensor, as a network with tied weights has them
+    # copies: the format does not allow two names for one tensor, as in a network with tied weights
     plain = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
     return save_bytes(plain, metadata=about)
 
@@ -64,7 +64,7 @@ def tensors_digest(tensors: dict[str, Tensor]) -> str:
 
 
 def unpacked(content: bytes) -> dict[str, Tensor]:
-    """The inverse of `packed`; a ValueError where the content is not a safetensors file."""
+    """The inverse of `packed`; a ValueError if the content is not a safetensors file."""
     try:
         return load_bytes(content)
     except (SafetensorError, KeyError, RuntimeError, TypeError, OverflowError) as error:  # unknown dtypes, odd shapes

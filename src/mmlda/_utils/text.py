@@ -6,7 +6,7 @@ __all__ = ["eps_text"]
 
 
 def eps_text(eps: float, digits: int = 6) -> str:
-    """A perturbation as people write it: a short decimal as it is, else a fraction of 255 if it is one.
+    """A perturbation as people write it: a short decimal, else a fraction of 255 if it is one.
 
     >>> eps_text(8 / 255), eps_text(0.1), eps_text(51 / 255), eps_text(0.0313725)
     ('8/255', '0.1', '0.2', '0.0313725')

@@ -1,6 +1,6 @@
-"""Attacks on classifiers.
+"""Attacks on any classifier: a callable `model(x) -> logits` and the range of its images are all they need.
 
-A leaf: it knows a callable `model(x) -> logits`, the image range and nothing else of this project.
+An attack is an object with its settings; calling it on a model, images and labels returns an `AttackResult`.
 """
 
 from mmlda.attacks.apgd import APGD

@@ -1,6 +1,6 @@
-"""Other libraries' attacks on any model, and foolbox's attacks as ours.
+"""Adapters: a model for the attacks of foolbox and AutoAttack, and a foolbox attack as an `Attack`.
 
-foolbox and pyautoattack are not needed to import this, only to call it.
+Importing this module needs neither library; calling a function needs the library it adapts to.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Bounds = tuple[float, float]
 
 
 class _InputGradient(torch.autograd.Function):
-    """model(x) whose backward pass reaches x and nothing else, whatever parameters the model holds."""
+    """model(x), with a backward pass that computes the gradient of x but not those of the parameters."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, model: Model) -> Tensor:
@@ -39,15 +39,15 @@ class _InputGradient(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        # the caller may come back for another gradient; the graph goes with ctx
+        # the caller may ask for another gradient; the graph is freed with ctx
         return torch.autograd.grad(ctx.z, ctx.x, g, retain_graph=True)[0], None
 
 
 class _Frozen(nn.Module):
-    """`model` at lo + (hi - lo) x, without a gradient in its parameters.
+    """`model` at lo + (hi - lo) x, without gradients of its parameters.
 
     The other libraries call backward(), which would leave gradients in the caller's parameters and spend a third
-    of the time on them. The model is held out of sight of `to()` and `train()`, which would change the caller's.
+    of the time on them. The model is not registered as a submodule, because `to()` and `train()` would change it.
     """
 
     def __init__(self, model: Model, bounds: Bounds = (0.0, 1.0)) -> None:
@@ -66,12 +66,26 @@ class _Frozen(nn.Module):
 
 
 def to_foolbox(model: Model, *, bounds: Bounds = (0.0, 1.0), device: torch.device | str | None = None) -> Any:
-    """`model` as foolbox's attacks want it: a `foolbox.PyTorchModel`.
+    """Wrap a model for foolbox's attacks.
 
-    Any function of images to logits will do; the parameters behind it get no gradients. Put a module into eval mode
-    first: foolbox takes it as it is.
-    `device` is where the images are; None for where the module is, or the CPU.
+    The model's parameters get no gradients.
 
+    Parameters
+    ----------
+    model
+        A module, or any function from images to logits. Put a module into eval mode first; foolbox does not.
+    bounds
+        Range of the images, (low, high).
+    device
+        Device of the images (default: that of the module, or the CPU for a function).
+
+    Returns
+    -------
+    foolbox.PyTorchModel
+        The wrapped model.
+
+    Examples
+    --------
     >>> import foolbox
     >>> attack = foolbox.attacks.LinfPGD(steps=5)
     >>> x, y = torch.rand(3, 4), torch.tensor([0, 1, 2])
@@ -86,10 +100,24 @@ def to_foolbox(model: Model, *, bounds: Bounds = (0.0, 1.0), device: torch.devic
 
 
 def to_autoattack(model: Model, *, bounds: Bounds = (0.0, 1.0)) -> nn.Module:
-    """`model` as AutoAttack wants it: a module on images in [0, 1], whatever the model's own `bounds` are.
+    """Wrap a model for AutoAttack, which expects images in [0, 1].
 
-    Give AutoAttack images (x - lo) / (hi - lo) and eps / (hi - lo).
+    If the model has other `bounds` (low, high), pass (x - low) / (high - low) and eps / (high - low) to AutoAttack.
 
+    Parameters
+    ----------
+    model
+        A module, or any function from images to logits.
+    bounds
+        Range of the model's own images, (low, high).
+
+    Returns
+    -------
+    nn.Module
+        The model as a module on images in [0, 1].
+
+    Examples
+    --------
     >>> to_autoattack(torch.nn.Linear(4, 3), bounds=(-1.0, 1.0))(torch.rand(2, 4)).shape
     torch.Size([2, 3])
     """
@@ -98,22 +126,22 @@ def to_autoattack(model: Model, *, bounds: Bounds = (0.0, 1.0)) -> nn.Module:
 
 @dataclass(frozen=True, kw_only=True)
 class FoolboxAttack(Attack):
-    """A foolbox attack that is called, guarded, batched and measured like ours.
+    """A foolbox attack with the interface of `Attack`: the same checks, batches and `AttackResult`.
 
-    It may stand in the list of a `WorstCase`. foolbox draws from torch's and numpy's generators: they are seeded
-    with `seed` and put back, so the result repeats, but a sample's depends on its batch. `steps` in the result is
-    the attack's own setting, 0 where it has none: foolbox does not count. An image that comes back with NaN counts as
-    the original.
+    It can be part of a `WorstCase`. foolbox draws from torch's and NumPy's generators, which are seeded with `seed`
+    and restored afterwards: results are reproducible, but the result of a sample depends on its batch. `steps` in
+    the result is the attack's setting (0 if it has none), since foolbox does not count steps. Where foolbox returns
+    NaN, the original image is kept.
 
     Parameters
     ----------
     peer
         The foolbox attack.
     eps
-        Its perturbation size; None to minimise it.
+        Perturbation size (default: None, the attack minimises it).
     """
 
-    norm: ClassVar = "peer"  # foolbox's business
+    norm: ClassVar = "peer"  # known to the foolbox attack only
     peer: Any
     eps: float | None = None
 
@@ -124,7 +152,7 @@ class FoolboxAttack(Attack):
     def attack(self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor) -> AttackResult:
         import foolbox
 
-        surface.count(x)  # the labels are checked against the first logits
+        surface.count(x)  # checks the labels against the first logits
         model = to_foolbox(surface.model, bounds=self.bounds, device=x.device)
         criteria = foolbox.criteria
         criterion = criteria.Misclassification(y) if target is None else criteria.TargetedMisclassification(target)
@@ -134,8 +162,8 @@ class FoolboxAttack(Attack):
             except NotImplementedError:
                 name = type(self.peer).__name__
                 raise invalid("eps", f"a number, since {name} has a fixed size", self.eps) from None
-        # Some of foolbox's attacks divide by a gradient of 0 (NewtonFool on a network that is sure of itself): there it
-        # has found nothing, and the model is not to be asked about NaN.
+        # Some of foolbox's attacks divide by a gradient of 0 (NewtonFool on a very confident network). They have found
+        # nothing there, and NaN must not be passed to the model.
         found = ~x_adv.detach().isnan().flatten(1).any(1)  # [N]
         x_adv = torch.where(tall(found, x), x_adv.detach().clamp(*self.bounds), x)
         prediction = surface.logits(x_adv).argmax(1)
@@ -148,8 +176,24 @@ class FoolboxAttack(Attack):
 
 
 def from_foolbox(peer: Any, eps: float | None = None, **settings: Any) -> FoolboxAttack:
-    """A foolbox attack as one of ours: `from_foolbox(attack, eps)(model, x, y)` is an `AttackResult`.
+    """Adapt a foolbox attack: `from_foolbox(attack, eps)(model, x, y)` returns an `AttackResult`.
 
+    Parameters
+    ----------
+    peer
+        The foolbox attack.
+    eps
+        Perturbation size (default: None, the attack minimises it).
+    settings
+        Settings common to all attacks, such as `seed` and `batch_size`; see `Attack`.
+
+    Returns
+    -------
+    FoolboxAttack
+        The adapted attack.
+
+    Examples
+    --------
     >>> import foolbox
     >>> attack = from_foolbox(foolbox.attacks.LinfPGD(steps=5), eps=0.125)
     >>> x, y = torch.full((2, 4), 0.5), torch.tensor([0, 1])
@@ -161,7 +205,7 @@ def from_foolbox(peer: Any, eps: float | None = None, **settings: Any) -> Foolbo
 
 @contextmanager
 def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """torch's and numpy's generators seeded, and as they were afterwards."""
+    """Seed torch's and NumPy's generators, and restore their states afterwards."""
     state = np.random.get_state()  # noqa: NPY002
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):

@@ -1,7 +1,7 @@
 """APGD (Croce and Hein 2020): gradient ascent with momentum that sets its own step size.
 
-The step starts at 2 eps and is halved at checkpoints where the loss has not risen often enough or where
-nothing was gained since the last one; the run then goes on from the best point so far.
+The step starts at 2 eps and is halved at checkpoints where the loss has not risen often enough or has not
+improved since the last one; the run then continues from the best point so far.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ENOUGH = 0.75  # share of the steps between checkpoints that must have raised t
 
 
 def checkpoints(steps: int) -> list[int]:
-    """The steps after which the step size is looked at: ceil(p_j steps), p_0 = 0, p_1 = 0.22,
+    """The steps after which the step size is reconsidered: ceil(p_j steps), p_0 = 0, p_1 = 0.22,
     p_{j+1} = p_j + max(p_j - p_{j-1} - 0.03, 0.06).
 
     >>> checkpoints(100)
@@ -41,10 +41,10 @@ def checkpoints(steps: int) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class APGD(Ascent):
-    """Auto-PGD: no step size to choose.
+    """Auto-PGD: PGD without a step size to choose.
 
-    A sample is done when an iterate is misclassified (or, with one target, takes it): it leaves, and that
-    iterate is its final point. A sample that holds ends at the iterate with the highest loss.
+    A sample is finished when an iterate is misclassified (or, with a target, reaches it); that iterate is its final
+    point. The final point of any other sample is the iterate with the highest loss.
 
     Parameters
     ----------
@@ -54,16 +54,16 @@ class APGD(Ascent):
         "linf" or "l2".
     loss
         "ce", "dlr", "margin", "targeted", or a function (model, x, y) -> [N] to be maximised. With fewer classes than
-        "dlr" is defined for (3, with a target 4) it says so and uses "margin".
+        "dlr" needs (3, or 4 with a target), "margin" is used, with a warning.
     target
         None, "least-likely", "random", or "every": the `targets` other classes with the highest clean logits in turn,
         which with "dlr" is the targeted APGD of AutoAttack.
     targets
         How many classes target="every" tries.
     steps
-        Steps per run; a run takes one gradient more.
+        Steps per run; each run evaluates one more gradient than steps.
     restarts
-        Runs for each target, from random points.
+        Runs per target, each from a random point.
     """
 
     steps: int = 100
@@ -172,7 +172,7 @@ class _Pace(NamedTuple):
 
 
 def _adapt(state: _State, pace: _Pace, since: int) -> tuple[_State, _Pace]:
-    """At a checkpoint, `since` steps after the last: halve the step where it is too long, and go back to the best."""
+    """At a checkpoint, `since` steps after the last one: halve steps that are too long and return to the best point."""
     stuck = (state.ups < _ENOUGH * since) | (~pace.halved & (state.f_best <= pace.f_best))
     back = tall(stuck, state.x_adv)
     pace = _Pace(torch.where(stuck, pace.eta / 2, pace.eta), state.f_best.clone(), stuck)

@@ -38,10 +38,22 @@ def _off(flag: str, things: Sequence[nn.Module | Tensor]) -> Iterator[None]:
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
-    """`model` in eval mode and without parameter gradients, restored afterwards: for attacks inside a training step.
+    """Put a model into eval mode without parameter gradients, and restore it: for attacks inside a training step.
 
     Reads and writes only flags, so it can surround code that is being compiled or captured.
 
+    Parameters
+    ----------
+    model
+        The network being trained.
+
+    Returns
+    -------
+    context manager
+        To use in a `with` statement.
+
+    Examples
+    --------
     >>> model = torch.nn.Linear(4, 3)
     >>> with frozen(model):
     ...     print(model.training, model.weight.requires_grad)
@@ -57,7 +69,7 @@ def frozen(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def guarded(model: Model) -> Iterator[None]:
-    """`model` in eval mode and autograd usable, restored afterwards; the parameters are left alone.
+    """Put a model into eval mode with autograd usable, and restore it; parameters do not change.
 
     A model in train mode is usually a mistake (batch statistics make the samples of a batch depend on each other), so
     this warns.
@@ -65,12 +77,12 @@ def guarded(model: Model) -> Iterator[None]:
     owner = getattr(model, "__self__", model)  # of a method, as model.forward
     training = [module for module in owner.modules() if module.training] if isinstance(owner, nn.Module) else []
     if training:
-        warn_caller("the model is in train mode: it is attacked in eval mode and given back as it was")
+        warn_caller("the model is in train mode: it is attacked in eval mode and put back into train mode")
     with _off("training", training), torch.inference_mode(False), torch.no_grad():
         yield
 
 
-BLIND = 0.05  # share of images without a gradient from which on an attack warns
+BLIND = 0.05  # an attack warns from this share of images without a gradient
 
 # How the settings of attacks are checked, by name; None is allowed where it is the default.
 RULES: dict[str, Callable[[str, Any], None]] = {
@@ -90,25 +102,25 @@ RULES: dict[str, Callable[[str, Any], None]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Attack:
-    """What every attack shares. A subclass adds its settings and implements `attack` for one batch.
+    """Base class of the attacks. A subclass adds its settings and implements `attack` for one batch.
 
     Settings are checked by `rules`, which a subclass may extend.
 
     Parameters
     ----------
     bounds
-        The range of the images, (low, high); `x` may be outside by a rounding error. For tables [N, D] also two
-        tensors [D], the range of each feature; a feature with low = high does not change.
+        Range of the images, (low, high); `x` may exceed it by a rounding error. For tables [N, D] also two tensors
+        [D], the range of each feature; a feature with low = high does not change.
     seed
         Random seed; each random choice is keyed by (seed, index of the sample).
     batch_size
-        Largest number of images per batch; None for all at once.
+        Largest number of images per batch (default: all at once).
     memory_limit
-        Bytes; the batch size is chosen so that the attack's activations stay below.
+        Memory for the attack's activations, in bytes; limits the batch size (default: no limit).
     """
 
     rules: ClassVar[dict[str, Callable[[str, Any], None]]] = RULES
-    minimal: ClassVar[bool] = False  # whether it looks for the nearest point, and returns the image where it fails
+    minimal: ClassVar[bool] = False  # whether it minimises the distance, and returns the image itself where it fails
     bounds: tuple[Any, Any] = (0.0, 1.0)
     seed: int = 0
     batch_size: int | None = None
@@ -135,7 +147,7 @@ class Attack:
         return of(high - low for low, high in zip(lo, hi)) if isinstance(lo, tuple | list) else hi - lo
 
     def most_steps(self) -> int:
-        """About the most steps for one batch."""
+        """Approximate largest number of steps for one batch."""
         steps = math.prod(getattr(self, name, 1) for name in ("steps", "restarts", "queries", "search_steps"))
         every = getattr(self, "target", "every" if hasattr(self, "targets") else None) == "every"
         return steps * (getattr(self, "targets", 9) if every else 1)
@@ -152,33 +164,36 @@ class Attack:
     ) -> AttackResult:
         """Attack a model.
 
-        Warns with an `AttackWarning` where the result may say nothing about robustness: the attack had no gradient,
-        or the model is random (it is then judged by the mean probabilities of 16 passes). `notes` of the result say so.
+        Warns with an `AttackWarning` if the result may not measure robustness: the attack had no gradient, or the
+        model is random (predictions are then those of the mean probabilities of 16 passes). `notes` of the result
+        repeat the warnings.
 
         Parameters
         ----------
         model : callable
-            x -> logits [N, L]: a module, which is attacked in eval mode, or any function.
+            Maps x to logits [N, L]: a module, which is attacked in eval mode, or any function.
         x : Tensor
             Images or other samples [N, ...] within `bounds`.
         y : Tensor
             Labels, integers [N].
         target : Tensor or int, optional
-            A class, or a class for each sample [N]; overrides the attack's own choice. A sample of that very class has
-            reached it from the start, and counts as a success.
+            One class for all samples, or one per sample [N]; overrides the attack's own choice. A sample that the
+            model already assigns to its target counts as a success.
         index : Tensor, optional
-            int64 [N], the samples' identities for random choices; 0 .. N - 1 by default.
+            Identities of the samples for random choices, int64 [N] (default: 0 .. N - 1).
         show : bool, optional
-            Whether to show progress on standard error after 2 seconds; by default on a terminal.
+            Whether to show progress on standard error after 2 seconds (default: only on a terminal).
 
         Returns
         -------
         AttackResult
+            The adversarial samples, the model's predictions on them, and the distances.
 
         Raises
         ------
         ValueError
-            Bad arguments, a model that does not return logits, NaN, or a gradient attack on a model without one.
+            If an argument is invalid, the model does not return finite logits, or a gradient attack gets a model
+            without a gradient.
         """
         if not callable(model) or isinstance(model, type):
             raise invalid("model", "a module or a function from samples to logits", model)
@@ -193,7 +208,7 @@ class Attack:
             finally:
                 surface.bar.close()
             surface.check(result.x_adv, size)
-            if result.clean_prediction is None:  # the attack has not looked at the images themselves
+            if result.clean_prediction is None:  # the attack has not classified the images themselves
                 clean = torch.cat([surface.logits(part).argmax(1) for part in x.split(size)])
                 result = replace(result, clean_prediction=clean)
             if surface.random:
@@ -217,7 +232,7 @@ class Attack:
     def in_batches(
         self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor
     ) -> tuple[AttackResult, int]:
-        """Attack at most `batch_size` images at a time (fewer under a memory limit); the result and that number."""
+        """Attack in batches of at most `batch_size` images, fewer under a memory limit; the result and the size."""
         size, attack, bar = self._batch(surface, x), self.placed(x), surface.bar or Bar("", 1, False)
         begin, weight, share = bar.done, bar.weight, bar.weight * size / len(x)
         columns = [x, y, index] if target is None else [x, y, index, target]
@@ -225,7 +240,7 @@ class Attack:
         for i in range(0, len(x), size):
             batch = [t[i : i + size] for t in columns]
             n = len(batch[0])
-            if x.is_cuda and n < size:  # filled up to the others' shape, so that their graphs serve
+            if x.is_cuda and n < size:  # padded to the shape of the others, to reuse their graphs
                 batch = [torch.cat([part, t[: size - n]]) for part, t in zip(batch, columns)]
             xs, ys, who, *to = batch
             bar.weight, bar.done = share, begin + self.most_steps() * weight * i / len(x)
@@ -237,7 +252,7 @@ class Attack:
         return concatenate(parts), size
 
     def placed(self, x: Tensor) -> Attack:
-        """This attack with bounds for each feature as tensors like `x`; itself where they are two numbers."""
+        """This attack with per-feature bounds as tensors like `x`; itself if the bounds are two numbers."""
         if not isinstance(self.bounds[0], tuple):
             return self
         if x.shape[1:] != (len(self.bounds[0]),):
@@ -247,10 +262,10 @@ class Attack:
         return attack
 
     def _judged_again(self, result: AttackResult, surface: Surface, x: Tensor) -> AttackResult:
-        """The result with the classes that a random model predicts on average: a lucky draw is no success."""
+        """The result with the classes that a random model predicts on average, since one lucky draw is no success."""
         r, label = result, surface.classify(result.x_adv)
         broken = label != r.y if r.target is None else label == r.target
-        winner = r.winner  # broken all the same: by the first attack, whose final points are kept
+        winner = r.winner  # a sample broken only on average is credited to the first attack, whose points are kept
         if winner is not None:
             winner = torch.where(broken, torch.where(winner == -1, 0, winner), -1)
         found, clean = (broken & r.success, surface.classify(x)) if self.minimal else (None, r.clean_prediction)
@@ -258,7 +273,27 @@ class Attack:
         return replace(again, winner=winner, blind=r.blind, zero_at_start=r.zero_at_start)
 
     def attack(self, surface: Surface, x: Tensor, y: Tensor, target: Tensor | None, index: Tensor) -> AttackResult:
-        """Attack one batch; called without autograd, with `x` inside the range and the model in eval mode."""
+        """Attack one batch; called without autograd, with `x` inside the range and the model in eval mode.
+
+        Parameters
+        ----------
+        surface
+            The model, with checked logits and gradients.
+        x
+            Samples [N, ...].
+        y
+            Labels, int64 [N].
+        target
+            Target classes, int64 [N], or None.
+        index
+            Identities of the samples for random choices, int64 [N].
+
+        Returns
+        -------
+        AttackResult
+            The result of the batch, from `measure`.
+
+        """
         raise NotImplementedError
 
     def noise(self, index: Tensor) -> Noise:
@@ -267,7 +302,7 @@ class Attack:
     def _prepare(
         self, x: Tensor, y: Tensor, target: Tensor | int | None, index: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """Check the arguments and bring them into one form; the caller's tensors are not written to."""
+        """Check the arguments and bring them into one form; the caller's tensors are not modified."""
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.layout != torch.strided or x.ndim < 2:
             raise invalid("x", "a floating-point tensor [N, ...]", x)
         if len(x) and x[0].numel() == 0:
@@ -294,7 +329,7 @@ class Attack:
         return x.clamp(lo, hi), y, target, index
 
     def _batch(self, surface: Surface, x: Tensor) -> int:
-        """The batch size: as told, and such that activations and a dozen copies of the images fit."""
+        """The batch size: at most `batch_size`, and such that activations and a dozen copies of the images fit."""
         size = len(x) if self.batch_size is None else min(self.batch_size, len(x))
         if self.memory_limit is not None:
             bytes_each = activation_bytes(surface, x[:1]) + 12 * x[0].numel() * x.element_size()
@@ -353,11 +388,11 @@ def activation_bytes(surface: Surface, x: Tensor) -> int:
 
 
 def survivors(alive: Tensor) -> Tensor:
-    """Who goes on after a compaction point, given who is alive (bool [N]): int64 indices, ascending.
+    """Which samples continue after a compaction point, given which are alive (bool [N]): int64 indices, ascending.
 
-    Exactly the living on the CPU. On CUDA the number is N, N/2, N/4, ..., so that few graphs are captured:
-    the places left over go to samples that are done, whose results must not be used again. Waits for the
-    device.
+    On the CPU exactly the samples that are alive. On CUDA their number is N, N/2, N/4, ..., so that few graphs are
+    captured: the remaining places are filled with finished samples, whose results must not be used again. Waits for
+    the device.
     """
     n = int(alive.sum())
     if alive.is_cuda and n:
@@ -369,15 +404,15 @@ def survivors(alive: Tensor) -> Tensor:
 
 
 def record(end: Sequence[Tensor], who: Tensor, state: Sequence[Tensor]) -> None:
-    """Write the columns of `state`, which are of the samples `who`, into those of all samples."""
+    """Write the columns of `state`, which belong to the samples `who`, into those of all samples."""
     for total, part in zip(end, state):
         total.index_copy_(0, who, part)
 
 
 def compact_before(k: int, done: Tensor, marks: Sequence[int] = ()) -> bool:
-    """Whether to drop the samples that are done before step `k`.
+    """Whether to drop finished samples before step `k`.
 
-    Asking waits for the device: on CUDA only at powers of two and at `marks`, so that few graphs are captured.
+    Dropping waits for the device: on CUDA only at powers of two and at `marks`, so that few graphs are captured.
     """
     if done.is_cuda:
         return k in marks or k & (k - 1) == 0

@@ -6,18 +6,18 @@ in w by Adam, and the smallest c that ends across the boundary by bisection. Tow
 f = max(max_{k != t} Z_k - Z_t, -kappa). Distances in the objective are in units of the range's width, so the
 attack does the same on [0, 1] and on [0, 255].
 
-Every sample keeps its own c, its own count of iterations and its own Adam state. When one search of a sample
-ends, its next begins at once, whatever the others do; when its last ends, the sample leaves the batch. Between
-two looks at who is done nothing waits for the device.
+Every sample has its own c, iteration count and Adam state. When one search of a sample ends, its next one begins at
+once, independently of the other samples; after its last one, the sample leaves the batch. Nothing waits for the
+device between two checks for finished samples.
 
 Four things differ from the original, each because it finds smaller distortions sooner:
 
-- c counts as large enough if the point it *ends* at is across the boundary. A first, long step of Adam can cross
-  it with any c on the way; the original then lowers c, and never gets closer.
-- The rate starts high and drops to a fifth at a standstill. The search ends when one finds the loss steady: at a
-  rate that is too high for the distance it jumps up and down instead.
-- A standstill is seen per sample, on the lowest loss so far: the original compares the sum over the batch at
-  two moments.
+- c counts as large enough if the search *ends* across the boundary. Adam's first, long step can cross it in passing
+  with any c; the original then lowers c, and never gets closer.
+- The learning rate starts high and drops to a fifth when progress stalls. The search ends when progress stalls and
+  the loss is steady; if the rate is too high, the loss oscillates instead.
+- Progress is judged per sample, by the lowest loss so far; the original compares the sum over the batch at two
+  moments.
 - Pixels at the end of the range start 5e-5 of the width inside of it, not 5e-7, where tanh is so flat that
   they take 500 iterations to move. Distances are to the image as given, never to the start.
 """
@@ -43,19 +43,19 @@ __all__ = ["CarliniWagner"]
 
 _BETA_1, _BETA_2, _TINY = 0.9, 0.999, 1e-8  # Adam's
 _SHRINK = 1e-4  # atanh is infinite at the end of the range
-_PROGRESS = 3e-4  # a loss that has not fallen by this share within the patience stands still
-_PATIENCE = (30, 100)  # iterations: a thirtieth of the steps, but not less nor more than this
-_DROP = 0.2  # of the rate at a standstill
+_PROGRESS = 3e-4  # a loss that has not fallen by this share within the patience has stalled
+_PATIENCE = (30, 100)  # iterations: a thirtieth of the steps, within these limits
+_DROP = 0.2  # of the rate when progress stalls
 _ROUGH = 0.01  # a rate is too high if the loss is this share above its lowest on average
 _MOST_DROPS = 6
-_ROUNDINGS = 8  # a margin of fewer roundings than this may be the other way round in another batch
+_ROUNDINGS = 8  # a margin of fewer roundings than this may change its sign in another batch
 _TF32 = 2.0**-9  # the share of the logits' spread that may be rounding where products have TF32's 10 bits
-_FURTHER = 2e-3  # a point that the last look does not find across goes on by this share of its distance, then by twice
+_FURTHER = 2e-3  # a point that the final check does not find across moves on by this share of its distance, then twice
 
 
 @dataclass
 class _Rows:
-    """The searches under way, one a row; [B] unless said otherwise."""
+    """The current searches, one per row; tensors are [B] unless noted otherwise."""
 
     who: Tensor  # int64: the sample
     label: Tensor  # int64: its class y, or the target
@@ -86,20 +86,20 @@ class _Rows:
             getattr(self, name)[at] = column
 
 
-# The columns that an iteration changes, and those that it reads besides.
+# The columns that an iteration changes, and those that it only reads.
 _CHANGED = ("w", "m", "v", "best", "best_sq", "crossed", "total", "low", "t")
 _READ = ("c", "rate", "x", "label")
 
 
 class _Found(NamedTuple):
-    """What the searches have found so far, per sample; written in place."""
+    """The best points found so far, per sample; updated in place."""
 
     best: Tensor  # [N, ...] the nearest point across the boundary
     best_sq: Tensor  # its squared distance in units of the width, inf for none
     spent: Tensor  # int64: iterations
 
     def record(self, rows: _Rows) -> None:
-        """Write what finished `rows` have found; several may be of one sample."""
+        """Record the points found by finished `rows`, several of which may belong to one sample."""
         self.spent.index_add_(0, rows.who, rows.spent)
         self.best_sq.scatter_reduce_(0, rows.who, rows.best_sq, "amin")
         won = (rows.best_sq == self.best_sq[rows.who]) & (rows.best_sq < torch.inf)
@@ -108,32 +108,32 @@ class _Found(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class CarliniWagner(Attack):
-    """The smallest L2 distortion found that changes the label (to the target, where there is one).
+    """Minimum-norm L2 attack of Carlini and Wagner: the smallest distortion that changes the label.
 
-    `x_adv` is the nearest point across the boundary over all searches. Where none was found it is the original
-    and the distances are infinite. A sample that is misclassified from the start, by kappa at least, is a success at
-    distance 0: count over the correctly classified ones.
+    `x_adv` is the nearest point across the boundary over all searches. Where none was found it is the original,
+    and the distances are infinite. A sample that is misclassified from the start, by at least kappa, is a success at
+    distance 0, so average distances over the correctly classified samples only.
 
     Parameters
     ----------
     kappa
-        How far across, in logits: Z of the new class exceeds the others by at least this.
+        Confidence: the logit of the new class must exceed the others by at least this.
     target
-        None (any class but y), "least-likely" (by the clean logits), "random", or "every" (each class in turn, and
-        the nearest point of all).
+        None (any class but y), "least-likely" (by the clean logits), "random", or "every" (each class in turn; the
+        nearest point counts).
     search_steps
         Number of searches, each with its own c.
     steps
         Largest number of iterations per search.
     rate
-        Learning rate of Adam, in units of w.
+        Initial learning rate of Adam, in units of w.
     initial_c
-        Of the first search; 10 times that of the last one until one crosses, bisected from then on.
+        c of the first search; it grows tenfold per search until one crosses the boundary, and is then bisected.
     abort
-        End a search when, after the rate has dropped, its loss is steady and has fallen by less than 0.03% in a
-        thirtieth of `steps` (in 30 to 100 iterations). Without, every search takes all `steps`.
+        Whether to end a search when, after the rate has dropped, its loss is steady and has fallen by less than 0.03%
+        in a thirtieth of `steps` (30 to 100 iterations). Otherwise every search takes all `steps`.
     batch_size
-        Most searches under way at a time; None for as many as there are images.
+        Largest number of simultaneous searches (default: the number of images).
 
     Examples
     --------
@@ -183,7 +183,7 @@ class CarliniWagner(Attack):
     def _search(
         self, surface: Surface, x: Tensor, c: Tensor, todo: Tensor, goals: Tensor, aimed: bool, found: _Found
     ) -> None:
-        """Search for each of `todo` towards (or away from) its `goals`, from its first c on; write to `found`."""
+        """Search for each of `todo` towards (or away from) its `goals`, starting with its first c; update `found`."""
         size, K = min(len(todo), len(x)), min(max(10, self.steps // 100), 50)
         step = partial(self._step, surface, aimed)
         rows, next_ = self._open(x, c, todo[:size], goals[:size]), size
@@ -192,7 +192,7 @@ class CarliniWagner(Attack):
             for _ in range(K):
                 changed = surface.step((self, aimed), step, *changed, *read)
             vars(rows).update(zip(_CHANGED, changed))
-            # The searches that end leave their mark; nothing is drawn from rows that are done already.
+            # Searches that end record their points; rows that are finished already are not read.
             under_way = rows.search < self.search_steps
             self._settle(rows, K)
             left = (under_way & (rows.search >= self.search_steps)).nonzero()[:, 0]  # waits for the device
@@ -241,13 +241,13 @@ class CarliniWagner(Attack):
     ) -> tuple[Tensor, Tensor]:
         """The best points and their labels, all in one batch of the images' size.
 
-        A point was found in a batch of another size, and with other kernels, whose rounding differs. One that this
-        batch does not see across goes on along its line from the image until it is, in small steps.
+        A point was found in a batch of another size, and with other kernels, whose rounding differs. If it is not
+        across the boundary in this batch, it moves further along its line from the image, in small steps, until it is.
         """
         best, share = found.best, _FURTHER
         moved = (found.best_sq > 0) & (found.best_sq < torch.inf)
         z = surface.replayed_logits(best)
-        for _ in range(8):  # by three fifths of the distance at the most
+        for _ in range(8):  # by at most three fifths of the distance
             short = moved & ~self._across(_gap(z, label, aimed), rounding_of(z, surface))
             if not bool(short.any()):
                 break
@@ -258,7 +258,7 @@ class CarliniWagner(Attack):
         return best, z.argmax(1)
 
     def _settle(self, rows: _Rows, K: int) -> None:
-        """See which searches stand still or are at their end; give those a new c and a new start."""
+        """Find the searches that have stalled or ended; give those a new c and a new start."""
         T = self.steps
         # f reaches down to -kappa, so the loss may be negative.
         fell = rows.anchor.isinf() | (rows.anchor - rows.low > _PROGRESS * rows.anchor.abs())

@@ -26,7 +26,7 @@ __all__ = [
 
 
 class AttackWarning(UserWarning):
-    """The accuracy under an attack may say nothing about robustness: the attack was blind, or the model is random."""
+    """The accuracy under an attack may not measure robustness: the attack was blind, or the model is random."""
 
 
 class NoGradient(ValueError):
@@ -48,7 +48,7 @@ def invalid(name: str, expected: str, value: Any) -> ValueError:
 
 
 def described(value: object) -> str:
-    """A value in a few words, for errors.
+    """A value in a few words, for error messages.
 
     >>> described(torch.zeros(2, 3).long()), described((1, 2))
     ('an int64 tensor [2, 3]', 'a tuple')

@@ -2,11 +2,11 @@
 
 The boundary between y and a class t is linearised at an iterate; the iterate and the original are projected
 onto it inside the image range, and the next iterate lies between the two projections, biased to the original.
-Once across, it steps back towards the original and goes on, so the distance it has crossed at shrinks.
+Once across, it steps back towards the original and continues, so the distance of the best point shrinks.
 
 One change: the linearisation is taken where the last iterate landed, not after the step back. The value after
-that step follows from the linearisation, so an iteration costs one forward and one backward pass, where the
-original spends a forward pass more.
+that step follows from the linearisation, so an iteration costs one forward and one backward pass, one forward pass
+less than the original.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BACK = 0.9  # beta: what is kept of a perturbation that has crossed
 
 
 def to_plane(x: Tensor, w: Tensor, c: Tensor, norm: str, bounds: Bounds) -> Tensor:
-    """The smallest r with w.r = -c and x + r in the range: [N, D]; as far as the range allows where none is.
+    """The smallest r with w.r = -c and x + r in the range: [N, D]; if there is none, as far as the range allows.
 
     The solution moves pixel i by min(lambda b_i, room_i) against the sign of c w_i, where b = 1 for L-infinity
     and |w| for L2. What that gains, sum_i |w_i| min(lambda b_i, room_i), is concave and piecewise linear in
@@ -65,7 +65,7 @@ def to_plane(x: Tensor, w: Tensor, c: Tensor, norm: str, bounds: Bounds) -> Tens
 def levelled(w: Tensor) -> Tensor:
     """The gradient `w` with 0 for NaN and, for infinities, the largest finite slope of the sample, with their sign.
 
-    A very large slope would have the plane pass next to the iterate, and next to nothing would move; with a slope of
+    With a very large slope the plane would pass next to the iterate, and hardly anything would move; with a slope of
     0 the pixel would stay where it is, which for the root of a pixel of 0 is where the slope is infinite. As steep as
     the steepest of the others it moves as they do, and the next linearisation is taken where its slope is a number.
     """
@@ -89,23 +89,23 @@ class _State(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class FAB(Attack):
-    """A minimum-norm attack for L-infinity and L2: the nearest point of another class it finds.
+    """Minimum-norm attack for L-infinity and L2: searches for the nearest point of another class.
 
-    Towards a target it looks for that class alone; without one it tries the `targets` other classes with the
-    highest clean logits, and the nearest point of any of them counts.
+    With a target it searches for that class only; without one it tries the `targets` other classes with the
+    highest clean logits, and the nearest point counts.
 
     Parameters
     ----------
     norm
         The distance to minimise, "linf" or "l2".
     eps
-        A sample is done once it is broken within this distance; None to go on for the smallest.
+        A sample is finished once it is broken within this distance (default: None, search for the smallest).
     targets
         How many classes to try.
     steps
-        Gradient steps for each class.
+        Gradient steps per class.
     restarts
-        Runs for each class; all but the first start at random points half way to the best so far.
+        Runs per class; all but the first start at random points half way to the best so far.
 
     Examples
     --------
@@ -141,13 +141,13 @@ class FAB(Attack):
                 zero.index_copy_(0, who, first)
         x_best, label = self._tighten(surface, x, y, target, end)
         found = end.best < torch.inf
-        if self.eps is not None:  # a break beyond eps is none
+        if self.eps is not None:  # a point beyond eps does not count
             found &= in_ball(x, x_best, self.eps, self.norm, self.bounds)
         return measure(x, x_best, y, target, self.bounds, label, end.spent, clean=clean, zero=zero, found=found)
 
     @property
     def _enough(self) -> float:
-        """A sample is done at this distance."""
+        """A sample is finished within this distance."""
         return self.eps or 0.0
 
     def _restart(self, x: Tensor, best: Tensor, index: Tensor, draw: int) -> Tensor:
@@ -169,7 +169,7 @@ class FAB(Attack):
             """Whether `old.at`, of class `label`, is across the boundary; and the best points with it."""
             crossed = label == to if sought else label != y
             distance = self._length(old.at - x).to(old.best.dtype)
-            # One that is done stays, in whatever batch.
+            # A finished sample does not change, whatever its batch.
             better = crossed & (distance < old.best) & (old.best > self._enough)
             return crossed, old._replace(
                 x_best=torch.where(tall(better, x), old.at, old.x_best),
@@ -189,7 +189,7 @@ class FAB(Attack):
             return *new._replace(at=at, x_k=x_k, spent=old.spent + (old.best > self._enough)), w
 
         def last(*tensors: Tensor) -> _State:
-            """The state if the final iterate counts too."""
+            """The state after also judging the final iterate."""
             old, (x, y, to) = _State(*tensors[:-3]), tensors[-3:]
             return found(old, x, y, to, surface.logits(old.at).argmax(1))[1]
 

@@ -28,17 +28,17 @@ Bounds = tuple[Any, Any]  # numbers, or tensors with one for each feature
 
 
 def tall(v: Tensor, x: Tensor) -> Tensor:
-    """One value a sample [N], shaped to go with the images: [N, 1, ...]."""
+    """One value per sample [N], shaped to broadcast with the images: [N, 1, ...]."""
     return v.view(-1, *[1] * (x.ndim - 1))
 
 
 def per_sample(size: Size, x: Tensor) -> Size:
-    """A size for each sample shaped to multiply images: [N, 1, ...]; a number as it is."""
+    """One size per sample, shaped to broadcast with the images: [N, 1, ...]; a number is returned unchanged."""
     return tall(size.to(x.dtype), x) if isinstance(size, Tensor) else size
 
 
 def norm_of(v: Tensor) -> Tensor:
-    """||v||_2 of each sample, shaped to multiply images: [N, 1, ...]."""
+    """||v||_2 of each sample, shaped to broadcast with the images: [N, 1, ...]."""
     return tall(torch.linalg.vector_norm(v.flatten(1), dim=1), v)
 
 
@@ -56,7 +56,7 @@ def direction(g: Tensor, norm: str) -> Tensor:
 
 
 def limits(x: Tensor, eps: Size, norm: str, bounds: Bounds) -> tuple[Tensor, ...]:
-    """What `project` needs to know about the images, computed once an attack."""
+    """What `project` needs to know about the images, computed once per attack."""
     if norm == "l2":
         return (x,)
     eps = per_sample(eps, x)
@@ -64,9 +64,9 @@ def limits(x: Tensor, eps: Size, norm: str, bounds: Bounds) -> tuple[Tensor, ...
 
 
 def project(v: Tensor, limit: tuple[Tensor, ...], eps: Size, norm: str, bounds: Bounds) -> Tensor:
-    """`v` brought into the ball around x and into the range.
+    """Project `v` onto the ball around x and onto the range.
 
-    For L2 into the one, then into the other, which stays in the ball because x is in the range.
+    For L2 in this order: clipping to the range stays in the ball, because x is in the range.
     """
     if norm == "linf":
         return torch.clamp(v, *limit)
@@ -80,8 +80,8 @@ def project(v: Tensor, limit: tuple[Tensor, ...], eps: Size, norm: str, bounds: 
 def in_ball(x: Tensor, x_adv: Tensor, eps: float, norm: str, bounds: Bounds) -> Tensor:
     """Whether each `x_adv` is a point of the ball around its `x`, rounded to the dtype of the images: bool [N].
 
-    A pixel gets half the distance between two numbers of that dtype around it, which is what x + eps is rounded by
-    and in bfloat16 can be as much as a small eps. What is beyond that is the perturbation's and is measured. The
+    Each pixel may be off by half the distance between two numbers of that dtype around it, by which x + eps is
+    rounded; in bfloat16 that can be as much as a small eps. Anything beyond it is due to the perturbation. The
     projection rounds too: for L-infinity eps itself, for L2 a difference, its norm, a quotient and a product.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
@@ -105,7 +105,7 @@ def advance(
     else:
         v = torch.add(x_adv, d, alpha=step_size)
     if norm == "linf":
-        return v.clamp_(*limit)  # in place: on the CPU a small network's step is not much longer than this
+        return v.clamp_(*limit)  # in place: on the CPU a small network's step takes hardly longer than this
     return project(v, limit, eps, norm, bounds)
 
 
@@ -120,11 +120,36 @@ def ascend(
     norm: str = "linf",
     bounds: Bounds = (0.0, 1.0),
 ) -> Tensor:
-    """Climb from `start` for `steps` steps in the ball of radius `eps` around `x`: the final points, like x.
+    """Gradient ascent in the ball of radius `eps` around `x`.
 
-    Nothing here looks at a value, so the loop can be part of a captured or compiled training step. `eps` and
-    `step_size` are numbers or one for each sample [N].
+    The loop reads no values back, so it can be part of a captured or compiled training step.
 
+    Parameters
+    ----------
+    gradient
+        Function from points like x to the gradient to follow, like x; see `input_gradient`.
+    x
+        Images [N, ...].
+    start
+        Points to start from, like x.
+    eps
+        Radius of the ball: a number, or one per sample [N].
+    step_size
+        Length of a step: a number, or one per sample [N].
+    steps
+        Number of steps.
+    norm
+        "linf" or "l2".
+    bounds
+        Range of the images, (low, high).
+
+    Returns
+    -------
+    Tensor
+        The final points, like x.
+
+    Examples
+    --------
     >>> x = torch.tensor([[0.5, 0.05]])
     >>> ascend(lambda v: torch.tensor([[1.0, -1.0]]), x, x, eps=0.25, step_size=0.125, steps=3)
     tensor([[0.7500, 0.0000]])
@@ -137,7 +162,7 @@ def ascend(
 
 
 def random_start(x: Tensor, eps: Size, norm: str, bounds: Bounds, noise: Noise, draw: int) -> Tensor:
-    """A point uniform in the ball around x, clipped to the range: like x."""
+    """Uniform random points in the ball around x, clipped to the range: like x."""
     shape = tuple(x.shape[1:])
     if norm == "linf":
         delta = 2 * noise.uniform(shape, draw, x.dtype) - 1
@@ -174,7 +199,7 @@ class Run:
     clean: Tensor | None = None  # the class at the image itself, where the run started there
 
     def improve(self, who: Tensor, again: Run) -> None:
-        """Take over what came out better for the samples `who`; a broken sample stays as it is."""
+        """Take over what is better for the samples `who`; a broken sample does not change."""
         open_ = ~self.success[who]
         self.steps.index_add_(0, who, again.steps * open_)
         better = open_ & (again.success | (again.gap > self.gap[who]))
@@ -184,7 +209,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Ascent(Attack):
-    """Runs that climb a loss inside a ball: for each target, `restarts` times, on what the runs before have left."""
+    """Runs that climb a loss inside a ball: `restarts` per target, each on the samples that earlier runs left."""
 
     eps: float
     norm: str = "linf"
@@ -242,8 +267,8 @@ class GradientAttack(Ascent):
     loss
         "ce", "margin", "dlr", "targeted", or a function (model, x, y) -> [N] to be maximised.
     target
-        None (away from y), "least-likely" (by the clean logits), "random", or "every" (each class in turn; per sample
-        the first that changes its label).
+        None (away from y), "least-likely" (by the clean logits), "random", or "every" (each class in turn, until one
+        changes the label of the sample).
     steps
         Gradient steps per run.
     step_size
@@ -251,7 +276,7 @@ class GradientAttack(Ascent):
     random_start
         Whether to start at a random point of the ball.
     restarts
-        Number of runs; a sample leaves after the first that breaks it.
+        Number of runs; a sample is finished after the first run that breaks it.
     """
 
     step_size: float | None = None
@@ -269,7 +294,7 @@ class GradientAttack(Ascent):
         aimed, wide = to is not None, torch.promote_types(x.dtype, torch.float32)
         half = x.dtype != wide
 
-        # On the CPU a small network's step is not much longer than the calls of torch's around it: none in vain.
+        # On the CPU a small network's step takes hardly longer than torch's calls around it, so avoid needless ones.
         def step(x_adv: Tensor, y: Tensor, to: Tensor, *limit: Tensor) -> tuple[Tensor, ...]:
             where = loss, x_adv.to(x.dtype) if half else x_adv, y, to if aimed else None
             if self.norm == "linf":
@@ -281,7 +306,7 @@ class GradientAttack(Ascent):
             moved = advance(x_adv, up, limit, self.eps, self.stride(), self.norm, self.bounds)
             return (moved, d) if z is None else (moved, d, z)
 
-        # Points on the way are float32 at least: a step may be less than half-precision images are rounded by.
+        # Intermediate points are float32 at least: a step may be smaller than the rounding of half-precision images.
         fixed = (y, y if to is None else to, *limits(x.to(wide), self.eps, self.norm, self.bounds))
         with torch.enable_grad():
             x_adv, d, *logits = surface.step((self, aimed), step, start.to(wide), *fixed)

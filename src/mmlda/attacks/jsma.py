@@ -5,7 +5,7 @@ With t the target and S the surface (logits or softmax), a step that raises pixe
     a_p = dS_t / dx_p,   b_p = sum_{k != t} dS_k / dx_p,   saliency(p) = a_p |b_p|  where a_p > 0 and b_p < 0,
 
 and adds eps to the pixel of the highest saliency, clipped to the range; for a pair, a = a_p + a_q and
-b = b_p + b_q. A step that lowers pixels (eps < 0) asks for the opposite signs. Two vector-Jacobian products give a
+b = b_p + b_q. A step that lowers pixels (eps < 0) requires the opposite signs. Two vector-Jacobian products give a
 and b, whatever the number of classes (one for softmax, whose outputs sum to 1, so that b = -a).
 """
 
@@ -28,14 +28,14 @@ __all__ = ["JSMA", "best_pair", "best_pixel"]
 
 _FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of r: each rules out pixels that the others cannot
 _SHORTLISTS = (16, 64, 256)
-_TILE = 1 << 22  # most pairs tried in one go
+_TILE = 1 << 22  # largest number of pairs tried at a time
 _COMPACT_EVERY = 10  # steps, on CUDA
 
 
 def best_pixel(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """The pixel of the largest u v with u > 0 and v > 0: int64 [N, 1], and whether there is one: bool [N].
 
-    Of equal ones the first. `u` and `v` [N, D] are -inf for pixels that may not be chosen.
+    Ties go to the first. `u` and `v` [N, D] are -inf for pixels that may not be chosen.
 
     >>> best_pixel(torch.tensor([[1.0, 3.0, 2.0]]), torch.tensor([[9.0, -1.0, 2.0]]))
     (tensor([[0]]), tensor([True]))
@@ -48,8 +48,8 @@ def best_pixel(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 def best_pair(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """The pair p < q of the largest F = (u_p + u_q)(v_p + v_q) with both sums positive: int64 [N, 2], bool [N].
 
-    Of equal pairs the first in the order of (p, q). `u` and `v` [N, D] are -inf for pixels that may not be chosen,
-    and finite otherwise, as are their products: the bound below says nothing of an infinite sum.
+    Ties go to the first in the order of (p, q). `u` and `v` [N, D] are -inf for pixels that may not be chosen,
+    and finite otherwise, as are their products: the bound below does not cover an infinite sum.
 
     It is the maximum over all D (D - 1) / 2 pairs, found from a short list. For every r > 0 the inequality of the
     means says 2 sqrt(F) <= g_p + g_q with g = r u + v / r. So if some pair has the value F*, a pixel with
@@ -132,29 +132,29 @@ def _try_all_pairs(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 class JSMA(Attack):
     """Move the most salient pixels towards a target class until it is reached.
 
-    A pixel is one channel of one place. A sample stops when its label is the target, after `steps` steps, or when
-    no pixel (pair) is left that has the right signs, can still move and is within `max_share`.
+    A pixel is one channel at one position. A sample stops when its label is the target, after `steps` steps, or when
+    no pixel (or pair) is left that has the right signs, can still move and is within `max_share`.
 
     Parameters
     ----------
     eps
-        What a step adds to a pixel, clipped to the range; negative to lower pixels. Not an L-infinity bound: a pixel
-        that is chosen again moves again.
+        Amount added to a pixel per step, clipped to the range; negative to lower pixels. It is not an L-infinity
+        bound: a pixel that is chosen again moves again.
     pairs
         Whether to move two pixels per step.
     surface
-        What is differentiated, "logits" or "softmax". The two choose different pixels, so say which with every
-        number. Softmax slopes are computed such that a saturated network does not make them 0.
+        What is differentiated, "logits" or "softmax". The two choose different pixels, so report which one you used.
+        Softmax slopes are computed such that a saturated network does not make them 0.
     target
         "least-likely" (by the clean logits) or "random".
     steps
         Largest number of steps.
     max_share
-        Most pixels that may change, as a share of all. Where one is left and a step takes two, both are such as have
-        changed already (`reuse`).
+        Largest share of pixels that may change. If only one is left and a step takes two, both must have changed
+        already (`reuse`).
     reuse
-        Whether a pixel may be chosen again while it is inside the range; None for yes one pixel at a time, and no
-        with pairs, where Papernot et al. take every used pixel out of the search.
+        Whether a pixel may be chosen again while it is inside the range (default: yes for single pixels, no for
+        pairs, since Papernot et al. remove every used pixel from the search).
 
     Examples
     --------
@@ -191,7 +191,7 @@ class JSMA(Attack):
                 clean, zero = label.clone(), ((a == 0) & (b == 0)).all(1)
             x_k, changed, moved = self._move(x_k, a, b, changed, label != to)
             spent[who] += moved
-            # A sample that has stopped stays where it is: the same step stops it again, until it leaves.
+            # A stopped sample does not move: the same step stops it again, until it leaves the batch.
             if not x.is_cuda or k % _COMPACT_EVERY == _COMPACT_EVERY - 1:
                 stay = survivors(moved)
                 if len(stay) < len(who):
@@ -217,7 +217,7 @@ class JSMA(Attack):
                 a = slope(z.gather(1, to[:, None]).sum(), x, retain_graph=True)
                 b = slope(z.scatter(1, to[:, None], 0.0).sum(), x)
         wide = torch.promote_types(x.dtype, torch.float32)
-        # Widened first: what stands for infinity in half precision is no more than a common slope.
+        # Widened first: in half precision, the stand-in for infinity would be an ordinary slope.
         return z.detach().argmax(1), finite(a.flatten(1).to(wide)), finite(b.flatten(1).to(wide))
 
     def _move(self, x_k: Tensor, a: Tensor, b: Tensor, changed: Tensor, going: Tensor) -> tuple[Tensor, Tensor, Tensor]:

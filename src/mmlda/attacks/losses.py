@@ -1,4 +1,4 @@
-"""What an attack climbs, per sample, and which class it climbs towards.
+"""Losses that attacks maximise, per sample, and the choice of the target class.
 
 Every loss is maximised. With Z the logits, y the true class and t the target if there is one:
 
@@ -9,9 +9,9 @@ Every loss is maximised. With Z the logits, y the true class and t the target if
 | "dlr"      | (max_{k != y} Z_k - Z_y) / (Z_1 - Z_3) | (Z_t - Z_y) / (Z_1 - (Z_3 + Z_4) / 2)            |
 | "targeted" | -                                     | Z_t - Z_y                                         |
 
-where Z_1 >= Z_2 >= ... are the sorted logits (Croce and Hein 2020). "ce" is what it says: where the gap
-between the logits is so large that its gradient underflows (100 nats and more in float32) it is zero, and the
-attack reports it; "margin" and "targeted" do not saturate.
+where Z_1 >= Z_2 >= ... are the sorted logits (Croce and Hein 2020). Where the gap between the logits is so large
+that the gradient of "ce" underflows (100 nats and more in float32), it is zero and the attack reports it; "margin"
+and "targeted" do not saturate.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 
 LOSSES = ("ce", "margin", "dlr", "targeted")
 
-# A name, or a function (model, x, y) -> [N] to be maximised, which gets the target for y where there is one.
+# A name, or a function (model, x, y) -> [N] to be maximised; with a target, y is the target.
 Loss = str | Callable[..., Tensor]
 
 
@@ -49,8 +49,31 @@ def check_loss(name: str, loss: Loss) -> None:
 
 
 def score(loss: str, z: Tensor, y: Tensor, target: Tensor | None = None) -> Tensor:
-    """The named loss of logits `z` [N, L] for labels `y` [N], to be maximised: [N].
+    """Compute a loss that attacks maximise from logits, per sample.
 
+    Parameters
+    ----------
+    loss
+        "ce", "margin", "dlr" or "targeted".
+    z
+        Logits [N, L].
+    y
+        Labels, int64 [N].
+    target
+        Target classes, int64 [N] (default: None, untargeted).
+
+    Returns
+    -------
+    Tensor
+        Losses [N].
+
+    Raises
+    ------
+    ValueError
+        If the loss is unknown, needs a target, or needs more classes ("dlr": 3, or 4 with a target).
+
+    Examples
+    --------
     >>> z = torch.tensor([[3.0, 1.0, 0.0, -1.0]])
     >>> score("margin", z, torch.tensor([0])).item(), score("dlr", z, torch.tensor([0])).item()
     (-2.0, -0.6666666865348816)
@@ -105,8 +128,22 @@ def moderate(size: Tensor) -> Tensor:
 
 
 def kl_divergence(z: Tensor, clean: Tensor) -> Tensor:
-    """KL(softmax(clean) || softmax(z)) of logits [N, L]: what TRADES maximises (Zhang et al. 2019), [N].
+    """Kullback-Leibler divergence KL(softmax(clean) || softmax(z)), which TRADES maximises (Zhang et al. 2019).
 
+    Parameters
+    ----------
+    z
+        Logits of the adversarial images [N, L].
+    clean
+        Logits of the clean images [N, L].
+
+    Returns
+    -------
+    Tensor
+        Divergences [N].
+
+    Examples
+    --------
     >>> z = torch.tensor([[1.0, 0.0]])
     >>> kl_divergence(z, z).item(), round(kl_divergence(-z, z).item(), 4)
     (0.0, 0.4621)
@@ -115,8 +152,22 @@ def kl_divergence(z: Tensor, clean: Tensor) -> Tensor:
 
 
 def least_likely(z: Tensor, y: Tensor) -> Tensor:
-    """The class other than `y` with the lowest logit: int64 [N]. Of logits, since float32 probabilities tie at 0.
+    """The class other than `y` with the lowest logit. Probabilities would tie at 0 in float32.
 
+    Parameters
+    ----------
+    z
+        Logits [N, L].
+    y
+        Labels, int64 [N].
+
+    Returns
+    -------
+    Tensor
+        Classes, int64 [N].
+
+    Examples
+    --------
     >>> least_likely(torch.tensor([[3.0, 1.0, 2.0], [3.0, 1.0, 2.0]]), torch.tensor([0, 1]))
     tensor([1, 2])
     """
@@ -134,5 +185,5 @@ def choose_target(kind: str, z: Tensor, y: Tensor, noise: Noise) -> Tensor:
 def other_classes(z: Tensor, y: Tensor) -> Tensor:
     """The classes other than y by their logits `z` [N, L], the most likely first: int64 [N, L - 1]."""
     order = z.argsort(dim=1, descending=True, stable=True)
-    # y itself to the end, which its logit would not do beside another of -inf.
+    # y itself goes to the end explicitly: its logit would not put it there if another one is -inf.
     return order.gather(1, (order == y[:, None]).to(torch.int8).argsort(dim=1, stable=True)[:, :-1])

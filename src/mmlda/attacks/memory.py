@@ -15,7 +15,7 @@ def keep_memory() -> None:
     """Keep freed memory in this process for later steps: faster steps on the CPU, at the largest size used so far.
 
     glibc returns large blocks to the system, so a step on the CPU spends much of its time having the same pages mapped
-    and cleared again. The setting is one of the whole process, so attacks never change it by themselves: call this
+    and cleared again. The setting applies to the whole process, so attacks never change it on their own: call this
     once, or set MMLDA_KEEP_MEMORY=1 before importing `mmlda.attacks`. `mmlda.fit` on the CPU calls it.
 
     Does nothing where the C library has no such setting, where the environment configures memory already (`MALLOC_*`,

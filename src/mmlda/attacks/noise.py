@@ -1,8 +1,8 @@
 """Random numbers that belong to a sample, not to its place in a batch.
 
 A counter-based generator: every number is a hash of (seed, index of the sample, draw, element), so a sample
-sees the same noise whatever else is in its batch, on the CPU and on CUDA, and no generator of the caller's
-moves. It is tensor arithmetic throughout, so it can be captured in a CUDA graph.
+sees the same noise whatever else is in its batch, on the CPU and on CUDA, and no other generator advances. It is
+tensor arithmetic throughout, so it can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Noise:
         self._stream = _mix(start + index.to(torch.int64) * _GOLDEN)  # [N]
 
     def bits(self, shape: Shape, draw: int | Tensor) -> Tensor:
-        """64 random bits an element: int64 [N, *shape]. `draw` may be an int64 tensor [] or [N]."""
+        """64 random bits per element: int64 [N, *shape]. `draw` may be an int64 tensor [] or [N]."""
         turn = draw * _MIX_1 if isinstance(draw, Tensor) else _signed(draw * _MIX_1 % (1 << 64))
         stream = _mix(self._stream ^ turn)  # [N]
         count = math.prod(shape)

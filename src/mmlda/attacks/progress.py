@@ -1,4 +1,4 @@
-"""How far an attack is, on standard error, once it takes more than a moment."""
+"""Progress of an attack on standard error, shown after two seconds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Bar:
     title : str
         What is shown in front.
     total : float
-        About the most steps the call can take; it may take fewer.
+        Approximate largest number of steps of the call.
     show : bool or None
         None shows the bar on a terminal only.
     """

@@ -2,7 +2,7 @@
 
 A small network's step is hundreds of kernels of a few microseconds each, and Python takes longer to launch
 them than the device to run them. Captured once for the shapes of a batch, the whole step (forward, backward,
-update) is one launch. Compiled, the network has fewer and larger kernels besides.
+update) is one launch. Compiling the network also makes its kernels fewer and larger.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ Step = Callable[..., tuple[Tensor, ...]]
 
 
 class Replay:
-    """`step(*inputs)` captured; calling it copies the inputs in and replays.
+    """`step(*inputs)`, captured; calling it copies the inputs and replays the graph.
 
-    The outputs are buffers of the graph's: the next call overwrites them, so clone what is to be kept. Feeding
-    them back as inputs is fine. Inputs and outputs lie outside the memory that the graph works in, so that
-    graphs that never run at the same time can share it (`pool`). Everything the graph reads or writes is
-    referred to from here and lives as long as it does.
+    The outputs are buffers of the graph: the next call overwrites them, so clone what you keep. They may be
+    passed back as inputs. Inputs and outputs lie outside the memory that the graph works in, so graphs that never
+    run at the same time can share it (`pool`). This object holds references to everything the graph reads or writes.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class Replay:
                     for mine, computed in zip(self._outputs, step(*self._inputs)):
                         mine.copy_(computed)
                 except BaseException:
-                    with suppress(RuntimeError):  # that the capture has failed is known
+                    with suppress(RuntimeError):  # the exception already reports the failure
                         self._graph.capture_end()
                     raise
                 self._graph.capture_end()
@@ -65,8 +64,8 @@ class Replay:
 def replay(step: Step, inputs: tuple[Tensor, ...], stream: torch.cuda.Stream | None = None, pool: Any = None) -> Step:
     """`step` as a CUDA graph for inputs of these shapes.
 
-    Or `step` itself, where there is nothing to gain (the CPU, or a capture already under way) or where the
-    model cannot be captured, which is said in a warning.
+    Returns `step` itself where there is nothing to gain (on the CPU, or during another capture) or, with a warning,
+    where the model cannot be captured.
     """
     if not inputs[0].is_cuda or torch.cuda.is_current_stream_capturing():
         return step
@@ -79,14 +78,14 @@ def replay(step: Step, inputs: tuple[Tensor, ...], stream: torch.cuda.Stream | N
         words = "the model cannot be captured in a CUDA graph, the attack runs without one and slower"
         warn_caller(f"{words}: {error}", RuntimeWarning)
         return step
-    # While a graph is captured the allocator can't give back what it keeps for later, earlier graphs' memory above all.
+    # During a capture the allocator cannot release the memory it caches, such as that of earlier graphs.
     torch.cuda.synchronize(inputs[0].device)
     torch.cuda.empty_cache()
     return Replay(step, inputs, stream, pool)
 
 
 def compile_quietly(what: Any, **options: Any) -> Any:
-    """`torch.compile` without its side effect: it turns the checks of all torch.distributions off, for good."""
+    """`torch.compile` without its side effect of disabling the argument checks of torch.distributions for good."""
     checks = Distribution._validate_args
     try:
         return torch.compile(what, **options)
@@ -108,17 +107,38 @@ class _Compiled(nn.Module):
 
 
 def compiled(model: nn.Module, *, backend: str = "inductor", captured: bool = True) -> nn.Module:
-    """A copy of `model` to attack, compiled by `torch.compile`: for attacks on CUDA that take long.
+    """Copy and compile a network for long attacks on CUDA.
 
-    The copy is in eval mode, its weights as they are now and without gradients of their own, its convolutions in
-    channels_last. Compiling takes ten seconds or more, once for each network and shape of image; after that a step
-    takes about half the time or two thirds. Logits differ from the model's by rounding.
+    The copy is in eval mode, with fixed weights and channels_last convolutions. Compiling takes ten seconds or more,
+    once per network and image shape; a step then takes half to two thirds of the time. Logits differ from the model's
+    by rounding.
 
-    The copy is meant for these attacks, which run each step as a CUDA graph. A module that has kernels worth choosing
-    only there can implement `for_attack_graph(captured: bool) -> None`: it is called once on each module of the copy
-    that has it, after the weights are fixed. Pass `captured=False` for another library's attacks, which launch the
-    kernels one by one.
+    The copy is meant for this package's attacks, which run each step as a CUDA graph. A module with kernels that pay
+    off only there can implement `for_attack_graph(captured: bool) -> None`: it is called once on each such module of
+    the copy, after the weights are fixed.
 
+    Parameters
+    ----------
+    model
+        The network.
+    backend
+        Backend of `torch.compile`.
+    captured
+        Whether the attack captures its steps. Pass False for another library's attacks, which launch the kernels one
+        by one.
+
+    Returns
+    -------
+    nn.Module
+        The compiled copy.
+
+    Raises
+    ------
+    ValueError
+        If `model` is not a module.
+
+    Examples
+    --------
     >>> model = compiled(torch.nn.Linear(4, 3), backend="eager")
     >>> model(torch.zeros(2, 4)).shape, model.training
     (torch.Size([2, 3]), False)

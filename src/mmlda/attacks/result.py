@@ -1,4 +1,4 @@
-"""What an attack returns: who was right before and after it, and how far it moved each sample."""
+"""What an attack returns: predictions before and after it, and how far it moved each sample."""
 
 from __future__ import annotations
 
@@ -16,29 +16,62 @@ __all__ = ["AttackResult", "measure"]
 class AttackResult:
     """One attack on N samples; every tensor is on the device of the images. Printing it shows a summary.
 
-    `x_adv` is the attack's final point (fixed budget) or its best one (minimum norm). A minimum-norm attack
-    that fails on a sample returns the original with an infinite distance, never 0.
-
-    Shapes: `x_adv` is like the images, everything else [N].
+    Parameters
+    ----------
+    x_adv
+        The final points (fixed budget) or the nearest ones (minimum norm), like the images. Where a minimum-norm
+        attack fails, the original, at an infinite distance.
+    y
+        Labels, int64 [N].
+    success
+        Where the prediction is not y or, for a targeted attack, is the target, bool [N].
+    prediction
+        The model's classes at `x_adv`, int64 [N].
+    linf
+        L-infinity distances of `x_adv` from the original, on the scale of the images [N].
+    l2
+        L2 distances, likewise [N].
+    distortion
+        Root mean square change of a pixel, with the image range scaled to 0..255 [N].
+    steps
+        Gradient steps, or queries of a black-box attack, int64 [N].
+    clean_prediction
+        The model's classes at the originals, int64 [N].
+    zero_at_start
+        Where the gradient was exactly 0 at the start, bool [N]; None for attacks without gradients.
+    target
+        Target classes, int64 [N]; None for an untargeted attack.
+    winner
+        For a list of attacks, which one broke each sample, int64 [N].
+    blind
+        Where every gradient that the attack started from was exactly 0, bool [N].
+    classes
+        Number of classes of the model.
+    passes
+        Passes whose mean probabilities decided each prediction; more than 1 for a random model.
+    black_box
+        Whether the model has no gradient, so that only the attacks of a list that need none were run.
+    notes
+        Why the accuracy under attack may not measure robustness.
     """
 
     x_adv: Tensor
-    y: Tensor  # int64: the label
-    success: Tensor  # bool: the prediction is not y (if it never was, too) or, where one target was asked for, is that
-    prediction: Tensor  # int64: the model's class at x_adv
-    linf: Tensor  # max |x_adv - x|
-    l2: Tensor  # ||x_adv - x||_2
-    distortion: Tensor  # sqrt(mean((x_adv - x)^2)) with the image range stretched to 0..255
-    steps: Tensor  # int64: steps (gradients, or queries of a black box) spent on the sample
-    clean_prediction: Tensor | None = None  # int64: the model's class at x; None before the call ends
-    zero_at_start: Tensor | None = None  # bool, of gradient attacks: the gradient was exactly 0 at the start
-    target: Tensor | None = None  # int64: the class asked for
-    winner: Tensor | None = None  # int64, of a list of attacks: which one broke the sample
-    blind: Tensor | None = None  # bool: every gradient that the attack started from was exactly 0
-    classes: int | None = None  # the number of the model's classes; None before the call ends
-    passes: int = 1  # whose mean probabilities decided each prediction: more than 1 for a random model
-    black_box: bool = False  # whether only the attacks of a list that need no gradient ran: the model has none
-    notes: tuple[str, ...] = ()  # why the accuracy under attack may say nothing about robustness
+    y: Tensor
+    success: Tensor
+    prediction: Tensor
+    linf: Tensor
+    l2: Tensor
+    distortion: Tensor
+    steps: Tensor
+    clean_prediction: Tensor | None = None  # None before the call ends
+    zero_at_start: Tensor | None = None
+    target: Tensor | None = None
+    winner: Tensor | None = None
+    blind: Tensor | None = None
+    classes: int | None = None  # None before the call ends
+    passes: int = 1
+    black_box: bool = False
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.success)
@@ -67,14 +100,14 @@ class AttackResult:
     def zero_gradient(self) -> float | None:
         """Share of samples whose gradient was exactly zero at the start; None for attacks without gradients.
 
-        Far from 0, the loss is saturated: the attack stood still, and the accuracy under it says nothing
-        about robustness. Try another loss.
+        If it is far from 0, the loss is saturated: the attack stood still, and the accuracy under it does not
+        measure robustness. Try another loss.
         """
         return None if self.zero_at_start is None else _share(self.zero_at_start)
 
     @property
     def blind_share(self) -> float:
-        """Share of samples that the attack has not broken and for which it had no gradient; 0 for a black box."""
+        """Share of samples that were not broken and for which the attack had no gradient; 0 for black-box attacks."""
         return 0.0 if self.blind is None or not len(self) else _share(self.blind & ~self.success)
 
     def __repr__(self) -> str:
@@ -96,13 +129,24 @@ class AttackResult:
         return "\n".join([*rows, *(f"  note: {note}" for note in self.notes)])
 
     def take(self, which: Tensor | slice) -> AttackResult:
-        """The result of some of the samples."""
+        """Select the results of some samples.
+
+        Parameters
+        ----------
+        which
+            Indices, a boolean mask, or a slice.
+
+        Returns
+        -------
+        AttackResult
+            The results of these samples.
+        """
         columns = (getattr(self, f.name) for f in fields(self))
         return AttackResult(*(column[which] if isinstance(column, Tensor) else column for column in columns))  # type: ignore[arg-type]
 
 
 def in_255ths(value: float) -> str:
-    """A distance as text: 8/255 for a multiple of 1/255 that has no short decimals.
+    """A distance as text: 8/255 for a multiple of 1/255 without a short decimal form.
 
     >>> in_255ths(8 / 255), in_255ths(51 / 255), in_255ths(0.12345678)
     ('8/255', '0.2', '0.1235')
@@ -131,11 +175,41 @@ def measure(
     winner: Tensor | None = None,
     blind: Tensor | None = None,
 ) -> AttackResult:
-    """The result of moving `x` to `x_adv`: distances in at least float32.
+    """Make the result of moving `x` to `x_adv`; distances are computed in at least float32.
 
-    `found` [N] is for minimum-norm attacks: where it is False, the sample goes back to `x` and to its `clean`
-    prediction, and its distances are infinite.
+    Parameters
+    ----------
+    x, x_adv
+        Samples before and after the attack [N, ...].
+    y
+        Labels, int64 [N].
+    target
+        Target classes, int64 [N], or None.
+    bounds
+        Range of the samples, (low, high).
+    prediction
+        The model's classes at `x_adv`, int64 [N].
+    steps
+        Steps or queries spent on each sample, int64 [N].
+    clean
+        The model's classes at `x`, int64 [N].
+    zero
+        Where the gradient was exactly 0 at the start, bool [N].
+    found
+        For minimum-norm attacks, where a point was found, bool [N]. Elsewhere the sample is reset to `x` and its
+        `clean` prediction, and its distances are infinite.
+    winner
+        For a list of attacks, which one broke each sample, int64 [N].
+    blind
+        Where every gradient the attack started from was exactly 0, bool [N] (default: `zero`).
 
+    Returns
+    -------
+    AttackResult
+        The result.
+
+    Examples
+    --------
     >>> x = torch.zeros(2, 4)
     >>> x_adv = torch.tensor([[0.0, 0.5, 0.0, 0.0], [0.1, 0.1, 0.1, 0.1]])
     >>> y, label, found = torch.tensor([0, 0]), torch.tensor([1, 1]), torch.tensor([True, False])
@@ -170,7 +244,7 @@ def measure(
 
 
 def concatenate(parts: Sequence[AttackResult]) -> AttackResult:
-    """The results of consecutive batches as one."""
+    """Join the results of consecutive batches."""
     if len(parts) == 1:
         return parts[0]
     columns = {f.name: [getattr(part, f.name) for part in parts] for f in fields(AttackResult)}

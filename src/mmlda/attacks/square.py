@@ -1,7 +1,7 @@
 """Square attack (Andriushchenko et al. 2020): random search with squares, no gradients.
 
-Each query changes a window of the perturbation and keeps it if the margin max_{k != y} Z_k - Z_y has grown. The
-windows shrink on a fixed schedule. What it breaks beyond the gradient attacks had masked gradients.
+Each query changes a window of the perturbation and keeps the change if the margin max_{k != y} Z_k - Z_y has grown.
+The windows shrink on a fixed schedule. If it breaks images that gradient attacks did not, gradients were masked.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _Patch = tuple[Tensor, Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Square(Attack):
-    """Black-box attack by random search. A sample is done when it is misclassified, or takes its target.
+    """Black-box attack by random search. A sample is finished when it is misclassified, or reaches its target.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ class Square(Attack):
     queries
         Largest number of forward passes per sample, not counting the one at its start.
     p
-        The share of the image that the first windows cover.
+        Share of the image that the first windows cover.
 
     Examples
     --------
@@ -125,7 +125,7 @@ class Square(Attack):
             )
 
         images, label, noise = x.reshape(-1, C, H, W), y if target is None else target, self.noise(index)
-        # The image itself comes first, so that a misclassified one stays as it is; then stripes or a grid of bumps.
+        # The image itself comes first, so that a misclassified one does not change; then stripes or a grid of bumps.
         f, clean = look(images, label)
         start = self._start(images, noise.bits((C * H * W,), -2))
         f_start, seen = look(start, label)
@@ -154,7 +154,7 @@ class Square(Attack):
         return measure(x, x_adv, y, target, self.bounds, end.label, end.spent, clean=clean)
 
     def _patches(self, noise: Noise, x: Tensor, block: int) -> Iterator[_Patch]:
-        """What the queries of a block change, drawn at once."""
+        """The changes of all queries of a block, drawn together."""
         C, H, W = x.shape[1:]
         l2 = self.norm == "l2"
         sizes = [
@@ -203,7 +203,7 @@ class Square(Attack):
     ) -> Tensor:
         """A bump added in one window; its norm comes from another window, emptied, and from what is unused."""
         given, (C, H, W) = x.dtype, x.shape[1:]
-        if given.itemsize < 4:  # squares of 0..255, added up, are too large for half precision
+        if given.itemsize < 4:  # the sum of squares of 0..255 is too large for half precision
             x, x_best, canvas = x.float(), x_best.float(), canvas.float()
         delta = x_best - x
         here, there = _inside(corner[:, :2], size, x), _inside(corner[:, 2:], size, x)
@@ -222,7 +222,7 @@ class Square(Attack):
         length = new.square().sum((2, 3), keepdim=True).sqrt()
         new = new * (available / torch.where(length > 0, length, 1.0))
         delta = torch.where(here, new, torch.where(there, 0.0, delta))
-        # The clip moves towards x and can only shorten; rounding can lengthen, by an ulp a query, so trim.
+        # The clip moves towards x and can only shorten; rounding can lengthen, by an ulp per query, so trim.
         norm = tall(delta.flatten(1).norm(dim=1), x)
         return self._clip(x, x + delta * torch.where(norm > self.eps, self.eps / norm, 1.0)).to(given)
 

@@ -31,16 +31,16 @@ __all__ = [
 
 Model = Callable[[Tensor], Tensor]
 
-# How near to 0 and to 1 the first answers must come to look like a sigmoid's. Small logits or cosines may all be
-# between 0 and 1 too, but hardly end just there.
+# How close to 0 and to 1 the first outputs must come to look like a sigmoid's. Small logits or cosines may also lie
+# between 0 and 1, but hardly reach both ends.
 _END = 0.01
 
-PASSES = 16  # of a random model, whose mean probabilities decide what it predicts
-_PROBE = 16  # images that are asked about twice to see whether a model is random
+PASSES = 16  # over a random model, whose mean probabilities decide what it predicts
+_PROBE = 16  # images classified twice to find out whether a model is random
 
 
 def may_be_infinite(g: Tensor) -> bool:
-    """Whether `g` has to be searched for NaN and infinities. On CUDA always: to look costs more than to replace."""
+    """Whether `g` must be searched for NaN and infinities. Always on CUDA, where checking costs more than replacing."""
     return g.is_cuda or not math.isfinite(g.sum().item())
 
 
@@ -51,26 +51,31 @@ def finite(g: Tensor) -> Tensor:
     """
     if not may_be_infinite(g):
         return g
-    far = torch.finfo(g.dtype).max ** 0.4  # its square is a number still
+    far = torch.finfo(g.dtype).max ** 0.4  # its square is still finite
     return torch.nan_to_num(g, nan=0.0, posinf=far, neginf=-far)
 
 
 class Surface:
-    """Logits and gradients of `model`, for one call of an attack.
+    """Logits and gradients of a model, for one call of an attack.
 
-    `y` and `target` are the labels of the whole call: they are checked once, against the first logits.
+    Parameters
+    ----------
+    model
+        A module, or any function from images to logits.
+    y, target
+        Labels and targets of the whole call, which are checked once, against the first logits.
     """
 
     def __init__(self, model: Model, y: Tensor, target: Tensor | None = None) -> None:
         self.model = model
         self.classes: int | None = None  # L, known after the first logits
-        self.precision: torch.dtype | None = None  # that the model answers in, known then too
+        self.precision: torch.dtype | None = None  # dtype of the logits, known then too
         self.random = False  # whether two passes over the same images differ, known then too
-        self.bar: Bar | None = None  # told of every step
-        self.black_box = False  # whether attacks were left out because the model has no gradient
-        self.notes: list[str] = []  # what the attack has to say about its result
+        self.bar: Bar | None = None  # counts the steps
+        self.black_box = False  # whether attacks were skipped because the model has no gradient
+        self.notes: list[str] = []  # caveats about the result
         self._labels = {"y": y, "target": target}
-        self._total: Tensor | None = None  # the sum of all answers, on the device: NaN once one of them was
+        self._total: Tensor | None = None  # the sum of all logits, on the device: NaN if one of them was
         self._graphs: dict[object, Step] = {}
         # One stream to capture on, one memory to work in: the graphs run one after the other.
         self._stream: torch.cuda.Stream | None = None
@@ -78,12 +83,29 @@ class Surface:
         self._capturable = True
 
     def note(self, text: str) -> None:
-        """Have the result, and one warning, say so."""
+        """Add a note to the result, which is also issued as a warning.
+
+        Parameters
+        ----------
+        text
+            The note; a repeated one is ignored.
+        """
         if text not in self.notes:
             self.notes.append(text)
 
     def logits(self, x: Tensor) -> Tensor:
-        """Z(x) in at least float32: [N, L]."""
+        """Compute logits.
+
+        Parameters
+        ----------
+        x
+            Samples [N, ...].
+
+        Returns
+        -------
+        Tensor
+            Logits [N, L], float32 at least.
+        """
         z = self._answer(x)
         self._note(z)
         return z
@@ -93,7 +115,18 @@ class Surface:
         return self.step("logits", lambda v: (self.logits(v),), x)[0]
 
     def classify(self, x: Tensor) -> Tensor:
-        """The predicted class, int64 [N]; of a random model the one with the highest mean probability of 16 passes."""
+        """Predict classes; those of a random model have the highest mean probability over 16 passes.
+
+        Parameters
+        ----------
+        x
+            Samples [N, ...].
+
+        Returns
+        -------
+        Tensor
+            Classes, int64 [N].
+        """
         z = self.replayed_logits(x)
         if not self.random:
             return z.argmax(1)
@@ -103,7 +136,7 @@ class Surface:
         return total.argmax(1)
 
     def count(self, x: Tensor) -> int:
-        """L, the number of classes; asks the model about one image if it has not answered yet."""
+        """Number of classes L; runs the model on one sample if it has not run yet."""
         if self.classes is None:
             self.logits(x[:1])
         assert self.classes is not None
@@ -112,10 +145,26 @@ class Surface:
     def gradient(
         self, loss: Loss, x: Tensor, y: Tensor, target: Tensor | None = None, *, clean: bool = True
     ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """The loss [N], the logits [N, L], the gradient of the loss in x [like x]; all detached.
+        """Compute a loss and its gradient with respect to x.
 
-        The logits are None for a loss that is a function, since it runs the model itself. With `clean` the gradient
-        has no NaN and no infinities (`finite`).
+        Parameters
+        ----------
+        loss
+            Name of a loss, or a function (model, x, y) -> [N].
+        x
+            Samples [N, ...].
+        y
+            Labels, int64 [N].
+        target
+            Target classes, int64 [N], or None.
+        clean
+            Whether to replace NaN by 0 and infinities by large numbers in the gradient.
+
+        Returns
+        -------
+        tuple of Tensor
+            The loss [N], the logits [N, L] and the gradient like x, all detached. The logits are None for a loss
+            that is a function, since it runs the model itself.
         """
         value, z, g = self._differentiate(loss, x, y, target)
         value, z = value.detach(), None if z is None else z.detach()
@@ -124,11 +173,11 @@ class Surface:
         return value, z, finite(g) if clean else g
 
     def sign(self, loss: Loss, x: Tensor, y: Tensor, target: Tensor | None = None) -> tuple[Tensor | None, Tensor]:
-        """The logits as in `gradient`, and the sign of the gradient [like x], 0 where that is NaN.
+        """Logits as in `gradient`, and the sign of the loss's gradient like x, 0 for NaN.
 
-        All that a step in the largest norm needs, for an intermediate point: `check` does not see its logits. Neither
-        these nor the gradient are searched for NaN, which on the CPU is a good part of what a step costs beside its
-        passes. A loop turns autograd on once for all its steps, which takes less time than once per step.
+        This is all that an L-infinity step needs at an intermediate point. Neither the logits nor the gradient are
+        searched for NaN, and `check` does not see these logits: on the CPU that would be a large part of the cost of
+        a step besides its passes. Enable autograd once around the loop, which is faster than once per step.
         """
         _, z, g = self._differentiate(loss, x, y, target)
         return None if z is None else z.detach(), g.sign()  # of infinity 1, of NaN 0
@@ -144,7 +193,7 @@ class Surface:
         return z if z.dtype in (torch.float32, torch.float64) else z.float()
 
     def watched(self, x: Tensor) -> Tensor:
-        """Z(x) as part of autograd's graph, or `NoGradient`."""
+        """Logits [N, L] as part of autograd's graph; raises `NoGradient` if they do not depend on x differentiably."""
         try:
             z = self._answer(x)
         except RuntimeError as error:
@@ -156,15 +205,15 @@ class Surface:
         return z
 
     def _note(self, z: Tensor) -> None:
-        """Have `check` know of these logits."""
+        """Add logits to what `check` checks."""
         if self._total is None:
             self._total = z.new_zeros(())
-        self._total += z.detach().sum()  # part of a captured step, so nothing is looked at here
+        self._total += z.detach().sum()  # part of a captured step, so no value is read here
 
     def _differentiate(
         self, loss: Loss, x: Tensor, y: Tensor, target: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """`gradient` as it comes, with NaN and infinities; loss and logits are part of a graph still."""
+        """`gradient` with NaN and infinities; loss and logits are still part of autograd's graph."""
         if not torch.is_grad_enabled():
             with torch.enable_grad():
                 return self._differentiate(loss, x, y, target)
@@ -184,10 +233,10 @@ class Surface:
         return value, z, g.detach() if g.requires_grad else g
 
     def step(self, key: object, step: Step, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """`step(*inputs)`; on CUDA as a graph, captured once a call for each `key` and shape.
+        """`step(*inputs)`; on CUDA as a graph, captured once per `key` and shape in a call of the attack.
 
-        `step` must be the same function of its inputs whenever `key` is the same. The outputs may be
-        overwritten by the next call with the same key.
+        The same `key` must always mean the same function of the inputs. The next call with the same key may overwrite
+        the outputs.
         """
         if self.bar is not None:
             self.bar.tick()
@@ -195,25 +244,25 @@ class Surface:
             return step(*inputs)
         try:
             hash(key)
-        except TypeError:  # of a loss of the caller's: then by identity, for the graph keeps the loss alive
+        except TypeError:  # the caller's loss is not hashable: use its identity, since the graph keeps it alive
             key = tuple(id(part) for part in key)  # type: ignore[attr-defined]
         key = (key, *((t.shape, t.dtype) for t in inputs))
         if key not in self._graphs:
             if self._stream is None:
                 self._stream, self._pool = torch.cuda.Stream(inputs[0].device), torch.cuda.graph_pool_handle()
                 free, total = torch.cuda.mem_get_info(inputs[0].device)
-                if free < total // 4:  # the memory of earlier calls' graphs is kept, and no other graph can use it
+                if free < total // 4:  # the allocator keeps the memory of earlier graphs, which new ones cannot use
                     torch.cuda.empty_cache()
             self._graphs[key] = replay(step, inputs, self._stream, self._pool) if self._capturable else step
-            # Once is enough to find out, and to say, that the model cannot be captured.
+            # Try, and warn, only once if the model cannot be captured.
             self._capturable = self._graphs[key] is not step
         return self._graphs[key](*inputs)
 
     def check(self, x_adv: Tensor, size: int) -> None:
-        """Refuse NaN at the attack's final points, `size` at a time: it is no label, and argmax makes one of it.
+        """Reject NaN logits at the attack's final points, which argmax would turn into a class.
 
-        One look at a value a call; the model is asked again only where some answer was NaN. A point on the way may
-        have been: the attack has left it.
+        Reads one value per call; the model runs again only if some logits were NaN. NaN at an intermediate point
+        does no harm. `size` is the number of points per forward pass.
         """
         if self._total is None or (x_adv.is_cuda and torch.cuda.is_current_stream_capturing()):
             return
@@ -230,7 +279,7 @@ class Surface:
 
     @torch.no_grad()
     def _inspect(self, z: Tensor, n: int) -> None:
-        """Learn the classes from the model's first answer; refuse labels and values that do not go with it."""
+        """Learn the number of classes from the model's first logits; reject labels and values that do not fit."""
         self.classes, self.precision = z.shape[1], z.dtype
         L = z.shape[1]
         if z.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -244,7 +293,7 @@ class Surface:
         least, most = torch.stack(torch.aminmax(z)).tolist()  # NaN if one of them is
         if math.isnan(least):
             lost = int(z.isnan().any(1).sum())
-            raise ValueError(f"model returned NaN logits for {lost} of the first {n} images it was asked about")
+            raise ValueError(f"model returned NaN logits for {lost} of the first {n} images it classified")
         if least >= 0 and bool(((z.sum(1) - 1).abs() < close).all()):
             found = "the model seems to return probabilities", "softmax"
         elif 0 <= least < _END and 1 - _END < most <= 1:
@@ -258,11 +307,27 @@ class Surface:
 
 
 def input_gradient(model: Model, loss: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """The gradient in `x` of the summed `loss` of the model's logits (in float32 at least): like x.
+    """Gradient with respect to `x` of the summed `loss` of the model's logits.
 
-    For loops of your own, such as `ascend` in a training step: it looks at no value, so it never waits for the device
+    For your own loops, such as `ascend` in a training step: it reads no values back, so it never waits for the device
     and can be captured. Use it inside `frozen(model)`, which keeps parameters out of the backward pass.
 
+    Parameters
+    ----------
+    model
+        A module, or any function from images to logits.
+    loss
+        Function from logits [N, L], float32 at least, to losses [N].
+    x
+        Images [N, ...].
+
+    Returns
+    -------
+    Tensor
+        The gradient, like x.
+
+    Examples
+    --------
     >>> model = torch.nn.Linear(2, 2, bias=False)
     >>> torch.equal(input_gradient(model, lambda z: z[:, 0], torch.zeros(1, 2))[0], model.weight[0])
     True
@@ -275,7 +340,7 @@ def input_gradient(model: Model, loss: Callable[[Tensor], Tensor], x: Tensor) ->
 
 
 def slope(value: Tensor, x: Tensor, *, retain_graph: bool = False) -> Tensor:
-    """The gradient of the sum of `value` in x, or `NoGradient` where it depends on the model's parameters alone."""
+    """The gradient of the sum of `value` in x; raises `NoGradient` if only the model's parameters have one."""
     ones = torch.ones_like(value)
     (g,) = torch.autograd.grad(value, x, ones, retain_graph=retain_graph, allow_unused=True)
     if g is None:
@@ -284,11 +349,11 @@ def slope(value: Tensor, x: Tensor, *, retain_graph: bool = False) -> Tensor:
 
 
 class NotLogits(ValueError):
-    """What a model has returned cannot be logits."""
+    """Raised if the output of a model cannot be logits."""
 
 
 def first_answer(model: Model, x: Tensor, name: str = "model") -> Tensor:
-    """The logits of a model that has not been asked before: a ValueError where it takes or returns something else."""
+    """The logits of a model that has not run before; a ValueError if it takes or returns something else."""
     try:
         z = model(x)
     except (RuntimeError, TypeError, ValueError) as error:
@@ -314,7 +379,7 @@ def is_random(model: Model, x: Tensor) -> bool:
     if x.is_cuda and torch.cuda.is_current_stream_capturing():
         return False
     few = x.detach()[:_PROBE]  # fewer would make a compiler specialise on small batches
-    one, two = first_answer(model, few).clone(), first_answer(model, few)  # a graph may answer in the same buffer twice
+    one, two = first_answer(model, few).clone(), first_answer(model, few)  # a graph may return the same buffer twice
     scale = torch.where(one.isfinite(), one.abs(), 0).amax().item()
     close = scale * max(1e-4, 16 * torch.finfo(one.dtype).eps)
     return not torch.allclose(one, two, rtol=0.0, atol=close, equal_nan=True)

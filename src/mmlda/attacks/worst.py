@@ -24,7 +24,7 @@ __all__ = ["WorstCase"]
 
 @dataclass(frozen=True, kw_only=True)
 class WorstCase(Attack):
-    """Every attack of a list on whatever the ones before it have left: per sample the worst case.
+    """The worst case over several attacks, sample by sample: each attack runs on the samples that the others left.
 
     The standard list, each with the `eps` and `norm` given here:
 
@@ -35,9 +35,9 @@ class WorstCase(Attack):
     5. Square, 1,000 queries, which uses no gradient;
 
     and, after the first two, APGD on each of `losses`. A broken sample's `x_adv` is where it broke; one that
-    holds is left at the first attack's final point. `winner` says which attack of `attack_list()` broke it: -1
-    for none, -2 for an image that was wrong to begin with, which stays as it is.
-    More queries and steps than these cost more than they break; for a longer search give a list of your own.
+    holds ends at the first attack's final point. `winner` is the position in `attack_list()` of the attack that broke
+    it: -1 for none, -2 for a sample that was misclassified from the start, which does not change. More queries and
+    steps rarely break more; for a longer search, pass your own list.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class WorstCase(Attack):
     losses
         More losses, such as one on the model's features: functions (model, x, y) -> [N] or names.
     attacks
-        The list, instead of the standard one. A minimum-norm attack counts within eps.
+        Attacks to run instead of the standard list. Points that a minimum-norm attack finds count within eps.
     """
 
     eps: float
@@ -72,7 +72,13 @@ class WorstCase(Attack):
             object.__setattr__(self, "attacks", listed)
 
     def attack_list(self) -> tuple[Attack, ...]:
-        """The attacks in the order they are run."""
+        """List the attacks in the order in which they run.
+
+        Returns
+        -------
+        tuple of Attack
+            The attacks.
+        """
         if self.attacks is not None:
             return tuple(self.attacks)
         makers: list[tuple[type[Attack], dict[str, Any]]] = [
@@ -84,7 +90,7 @@ class WorstCase(Attack):
             (Square, {"queries": 1000}),
         ]
         ball: dict[str, Any] = {"eps": self.eps, "norm": self.norm, "bounds": self.bounds}
-        # A seed each, so that a sample is not tried from the same random point again.
+        # One seed per attack, so that a sample does not start from the same random point again.
         return tuple(kind(seed=self.seed + i, **ball, **own) for i, (kind, own) in enumerate(makers))
 
     def most_steps(self) -> int:
@@ -114,7 +120,7 @@ class WorstCase(Attack):
             steps = steps.index_add(0, who, result.steps * open_)
             # A fixed-budget attack is in the ball by construction, up to rounding in its images' dtype.
             near = in_ball(x[who], result.x_adv, self.eps, self.norm, self.bounds)
-            # An attack with a target of its own may miss it and break the sample all the same.
+            # An attack with its own target may miss it and still break the sample.
             reached = result.prediction != y[who] if target is None else result.success
             won = open_ & reached & near
             take = open_ & near if first else won

@@ -58,7 +58,7 @@ class Check:
     limit
         What `measured` is compared with; None for a check that only informs.
     passed
-        None if the check only informs, or finds something that is no fault.
+        None if the check only informs, or if its finding is not a fault.
     otherwise
         The value of `passed` on the other side of the limit.
     count, of
@@ -180,7 +180,7 @@ def _checks(e: Evidence) -> Iterator[Check]:
     p, few = e.profile, partial(_counted, of=e.n)
     gradients = e.held("standard", "white", "curve")
     yield few("hidden", e.hidden.sum())
-    # that nothing survives is no fault
+    # it is not a fault if nothing survives
     yield few("survivors", e.proven.sum(), limit=p.number("chance"), below=None, beyond=True)
     times, batch = round(p.number("compared")), min(e.settings.batch_size, e.n)
     yield _compared(p, "gradient", "gradient_off", times, limit=HONEST)
@@ -247,7 +247,7 @@ def _rise(trials: list[Trial]) -> int:
 
 
 def is_cut(p: Profile) -> bool:
-    """Whether something cuts the gradient, whatever it is; a constant answer has no gradient to cut."""
+    """Whether anything cuts the gradient; a constant answer has no gradient to cut."""
     return not p.constant and above(p.count("no_gradient"), p.right, LIMIT)
 
 

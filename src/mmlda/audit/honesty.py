@@ -20,10 +20,10 @@ from mmlda.audit.views import View, seeded
 
 RANDOM = 1e-3  # two passes differ by more than this share of the spread of an image's logits
 PICKED = 32  # images that are compared after each attack
-ALONE = 16  # images that are asked about one by one
+ALONE = 16  # images that are classified one by one
 LENGTHS = (1 / 64, 1 / 4)  # of a segment, in eps: short for the curvature of a network, longer for its rounding
 OFF = 0.4  # the gradient is off by more than this share of the change
-SIDEWAYS = 0.3  # of a typical change in a random direction: a smaller one is not asked for to this precision
+SIDEWAYS = 0.3  # of a typical change in a random direction: smaller changes need not match to this precision
 
 
 def apart(one: Tensor, two: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ class Witness:
     view
         The network's logits, as the attacks see them.
     model, unused
-        The network itself, and a copy that is only asked here; the network again if it is a function.
+        The network itself, and a copy that is used only here; the network again if it is a function.
     first
         The first answers to the images [n, L]; None for a random network, whose answers differ anyway.
     eps, batch_size, seed
@@ -105,7 +105,7 @@ class Witness:
     def _each(
         self, function: Callable[[Tensor, Tensor], Tensor], points: Sequence[Tensor], y: Tensor, seed: int
     ) -> list[Tensor]:
-        """The function at each of the points, with the same random numbers: a random network is one function then."""
+        """The function at each of the points, with the same random numbers: a random network becomes one function."""
         if self.first is not None:
             return list(function(torch.cat([*points]), y.repeat(len(points))).chunk(len(points)))
         found = []

@@ -1,4 +1,4 @@
-"""What is known of a network before it is attacked: its output, randomness, steps without a gradient, and gradients."""
+"""The profile of a network before it is attacked: output, randomness, steps without a gradient, and gradients."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Output = Literal["logits", "probabilities", "sigmoids"]
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What is known of a network before it is attacked.
+    """The profile of a network before it is attacked.
 
     Attributes
     ----------
@@ -94,7 +94,7 @@ class Profile:
         return "probabilities" if self.probabilities else "logits"
 
     def number(self, name: str) -> float:
-        """A number, 0 where it was not measured."""
+        """A number; 0 if it was not measured."""
         return self.numbers.get(name) or 0.0
 
     def count(self, name: str) -> int:
@@ -300,7 +300,7 @@ def batch_gradients(views: dict[str, View], x: Tensor, y: Tensor, gaps: Tensor |
     size, scale = ce.abs().amax(1), steep.abs().amax(1)
     cut = scale == 0
     found = {"zero_gradient": size == 0, "tiny_gradient": size <= TINY * scale, "zero_gradient_margin": cut}
-    if bool(cut.any()):  # ask again where float32 and softmax are no excuse
+    if bool(cut.any()):  # repeat where neither float32 nor softmax explains a zero
         best = views["best"]
         cut = cut & (best.gradient("margin", x, y) == 0).all(1)
         if gaps is not None:  # the logarithm of a probability of 0 has no gradient, whatever comes before the softmax

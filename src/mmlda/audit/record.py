@@ -94,7 +94,18 @@ class Audit(Evidence):
         return share(self.left)
 
     def check(self, name: str) -> Check:
-        """The check with this name."""
+        """Find a check.
+
+        Parameters
+        ----------
+        name
+            Its name in the table.
+
+        Returns
+        -------
+        Check
+            The check.
+        """
         return next(check for check in self.checks if check.name == name)
 
     def __str__(self) -> str:
@@ -110,7 +121,12 @@ class Audit(Evidence):
         Parameters
         ----------
         path
-            A .png, .svg or .pdf file to write the figure to.
+            A .png, .svg or .pdf file to write the figure to (default: none).
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            The figure.
         """
         figure = figures.draw(self, f"{self.about['network']} on {self.about['dataset']}. {self.summary}")
         if path is not None:
@@ -118,7 +134,13 @@ class Audit(Evidence):
         return figure
 
     def to_result(self) -> Result:
-        """The audit as a `Result` of kind "audit", from which `replay` restores it."""
+        """Convert the audit to a `Result` of kind "audit", from which `replay` restores it.
+
+        Returns
+        -------
+        Result
+            The result, to save as a file.
+        """
         s, about = self.settings, self.about
         parts = ("audit", about["dataset"] or "data", about["network"], f"{s.eps:g}")
         settings = {name: value for name, value in asdict(s).items() if name != "seed"}
@@ -178,6 +200,11 @@ def replay(result: Result) -> Audit:
     ----------
     result
         A result of kind "audit".
+
+    Returns
+    -------
+    Audit
+        The audit.
     """
     numbers, kinds = cast(dict[str, float], result.numbers), result.series["kinds"]
     n = result.n or 0

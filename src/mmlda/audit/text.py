@@ -94,7 +94,7 @@ def summary(e: Evidence, checks: Sequence[Check], verdict: Verdict, masks: Seque
 
 
 def _masks(e: Evidence, masks: Sequence[Mask], verdict: Verdict) -> str:
-    """The sentence that names the masks, to stand after the verdict's; empty if there are none."""
+    """The sentence that names the masks, which follows the verdict's; empty if there are none."""
     if not masks:
         return ""
     words: dict[Mask, str] = {

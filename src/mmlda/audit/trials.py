@@ -64,7 +64,7 @@ class Trial:
     Attributes
     ----------
     attack
-        Its class: "FGSM", "BIM", "PGD", "APGD", "Square"; "none" for the images as they are.
+        Its class: "FGSM", "BIM", "PGD", "APGD", "Square"; "none" for the clean images.
     loss
         What it climbs; empty without a gradient.
     surface

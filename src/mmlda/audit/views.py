@@ -135,7 +135,7 @@ def derivable(model: Model, x: Tensor) -> Model:
 class StraightThrough(TorchFunctionMode):
     """Inside, functions that round or cut the graph have the gradient of the identity (BPDA).
 
-    A division that rounds has the gradient of the division. `without` names a function to leave as it is.
+    A division that rounds has the gradient of the division. `without` names a function to leave unchanged.
     """
 
     steps = ("round", "floor", "ceil", "trunc", "fix", "sign", "sgn", "detach")

@@ -24,7 +24,7 @@ def main() -> None:
     """Run the command line; warnings and user errors are one line each."""
     warnings.formatwarning = lambda message, *_: f"mmlda: warning: {message}\n"
     try:
-        sys.exit(app(standalone_mode=False, prog_name="mmlda") or 0)  # what a command's typer.Exit asked for
+        sys.exit(app(standalone_mode=False, prog_name="mmlda") or 0)  # the code of a command's typer.Exit
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(130)
     except ValueError as error:
@@ -44,7 +44,7 @@ def main() -> None:
                 raise
             _fail(error, 1)
         # the parser's own errors: unknown options, missing arguments
-        if type(error).__name__ == "NoArgsIsHelpError":  # the help, which is no error
+        if type(error).__name__ == "NoArgsIsHelpError":  # shows the help, which is not an error
             print(error.format_message())  # type: ignore[attr-defined]
             sys.exit(error.exit_code)
         words = (error.format_message() or str(error)).rstrip(".")  # type: ignore[attr-defined]
@@ -58,7 +58,7 @@ def _fail(error: BaseException | str, code: int) -> None:
 
 
 def _given(error: Exception) -> str:
-    """The value that an option refused, as in `, got 'x'`; empty for other errors."""
+    """The value that an option rejected, as in `, got 'x'`; empty for other errors."""
     options = getattr(getattr(error, "param", None), "opts", ())
     for word, value in zip(sys.argv, [*sys.argv[1:], None]):
         name, equals, attached = word.partition("=")

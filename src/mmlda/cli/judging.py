@@ -79,7 +79,7 @@ def evaluate(
     if priors is not None:
         check_choice("priors", priors, ("uniform", "empirical"))
         if not isinstance(net, mmlda.Classifier):
-            raise invalid("priors", "left out for a network that is no mmlda.Classifier", priors)
+            raise invalid("priors", "left out for a network that is not an mmlda.Classifier", priors)
         net = net.with_priors(None) if priors == "uniform" else net.with_priors(priors, test.labels.to(place))
     if temperature:  # not on training images, on which the network is too confident
         if n is None or not 0 < n < len(test):
@@ -103,7 +103,7 @@ def attack(
     root: Root = None,
     chunk: Chunk = None,
     compile_: Annotated[
-        bool, option("Computation", "--compile", help="Compile the network: for long attacks on CUDA.")
+        bool, option("Computation", "--compile", help="Compile the network; pays off for long attacks on CUDA.")
     ] = False,
     device: Device = None,
     out: Annotated[
@@ -127,7 +127,7 @@ def attack(
     for spec, one in chosen.items():
         folder = out if len(chosen) == 1 else out / re.sub(r"[^\w.=]+", "-", spec)
         how: dict[str, Any] = {"n": n, "chunk": chunk, "name": subject.name, "device": place, "compile": compile_}
-        with warnings.catch_warnings(action="ignore", category=AttackWarning):  # the summary says it
+        with warnings.catch_warnings(action="ignore", category=AttackWarning):  # the summary shows them
             result = attack_images(subject.net, subject.test, one, out=folder, **how)
         results.append(result)
         if not as_json:
@@ -166,7 +166,7 @@ def audit(
         str | None, option("Attacks", metavar="MODEL", help="Also try adversarial images made for this network.")
     ] = None,
     thorough: Annotated[
-        bool, option("Attacks", "--thorough", help="5 times the steps and 10 times the queries; much slower.")
+        bool, option("Attacks", "--thorough", help="Use 5 times the steps and 10 times the queries; much slower.")
     ] = False,
     seed: Annotated[int, option("Attacks", metavar="N", help="Random seed of the attacks.")] = 0,
     function: Function = None,
@@ -216,7 +216,9 @@ def reproduce(
         int | None, option("Data", metavar="N", help="Attack N images (default: all; 1,000 for JSMA and C&W).")
     ] = None,
     root: Root = None,
-    shipped: Annotated[bool, option("Training", "--shipped", help="Use the networks that ship, do not train.")] = False,
+    shipped: Annotated[
+        bool, option("Training", "--shipped", help="Use the networks that ship instead of training.")
+    ] = False,
     steps: Annotated[int | None, option("Training", metavar="N", help="Training steps (default: the paper's).")] = None,
     tuning: Annotated[
         int | None, option("Training", metavar="N", help="Fine-tuning steps (default: the paper's share of --steps).")
@@ -234,11 +236,12 @@ def reproduce(
         option(
             "Verification",
             metavar="RESULT",
-            help="Recompute N images of NAME.json or TABLE.jsonl#NAME, and compare all it says.",
+            help="Recompute --n images of a result, NAME.json or TABLE.jsonl#NAME, and compare.",
         ),
     ] = None,
     network: Annotated[
-        str | None, option("Verification", metavar="MODEL", help="Its network, if it cannot be found beside the file.")
+        str | None,
+        option("Verification", metavar="MODEL", help="Network of that result, if it is not found beside the file."),
     ] = None,
     out: Annotated[
         Path, option("Output", metavar="DIR", help="Folder for the results; finished ones are kept.")
@@ -294,7 +297,7 @@ def table(results: list[Result]) -> list[str]:
         if result.kind in ("claim", "theory"):
             verdict = {True: "holds", False: "does not hold", None: "not decided"}[result.holds]
             if result.claim == "suspects":
-                verdict = "asked"  # a question of ours, with an answer
+                verdict = "asked"  # our own question, not a claim of the paper
             lines.append(f"{verdict.upper()}: {result.what}. The paper: {result.paper}")
         elif isinstance(result.value, str):
             lines.append(f"{result.value.upper()}, {label(result)}: {result.what}")
@@ -312,13 +315,13 @@ def table(results: list[Result]) -> list[str]:
 def pack(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder with result files.")],
     replace: Annotated[
-        bool, option("Output", "--replace", help="Replace packed results that have another value.")
+        bool, option("Output", "--replace", help="Replace packed results that have a different value.")
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Pack result files into one file per table.
 
-    Afterwards DIR/DATASET/TABLE.jsonl has one result per line, with the outcomes in TABLE.safetensors.
+    Writes DIR/DATASET/TABLE.jsonl with one result per line, and the outcomes to TABLE.safetensors.
     """
     from mmlda.results import pack as pack_results
 
@@ -332,9 +335,7 @@ def pack(
 
 @command("mmlda report results -o report.html")
 def report(
-    results: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder with results; the folders below it are searched too.")
-    ],
+    results: Annotated[Path, typer.Argument(metavar="DIR", help="Folder with results, searched recursively.")],
     title: Annotated[str | None, option("Output", metavar="TEXT", help="Title of the page.")] = None,
     out: Annotated[Path, option("Output", "--out", "-o", metavar="FILE", help="The HTML file to write.")] = Path(
         "report.html"

@@ -61,27 +61,29 @@ def train(
         str | None, option("Network", metavar="MODEL", help="Fine-tune this network: a name, or the folder of a run.")
     ] = None,
     recipe: Annotated[
-        str | None, option("Recipe", metavar="NAME", help="Such as mnist-sr (default: the paper's for data and head).")
+        str | None,
+        option("Recipe", metavar="NAME", help="A recipe, such as mnist-sr (default: the paper's for data and head)."),
     ] = None,
     steps: Annotated[
-        int | None, option("Recipe", metavar="N", help="Training steps; more than an existing run has lengthen it.")
+        int | None, option("Recipe", metavar="N", help="Training steps; an existing run can be extended.")
     ] = None,
     set_: Annotated[
         list[str] | None,
         option("Recipe", "--set", metavar="KEY=VALUE", help="Change a setting, such as lr=0.01; repeat for several."),
     ] = None,
     seed: Annotated[
-        int | None, option("Recipe", metavar="N", help="Random seed of weights, data order, augmentation (default: 0).")
+        int | None,
+        option("Recipe", metavar="N", help="Random seed of weights, data order and augmentation (default: 0)."),
     ] = None,
     device: Device = None,
     amp: Annotated[
         bool | None, option("Computation", help="Use bfloat16 with a float32 loss (default: only on CUDA).")
     ] = None,
     eager: Annotated[
-        bool, option("Computation", "--eager", help="On CUDA, neither compile nor capture the training step.")
+        bool, option("Computation", "--eager", help="On CUDA, do not compile and capture the training step.")
     ] = False,
     deterministic: Annotated[
-        bool, option("Computation", "--deterministic", help="On CUDA, the same seed gives the same bits; slower.")
+        bool, option("Computation", "--deterministic", help="On CUDA, make runs reproducible bit by bit; slower.")
     ] = False,
     out: Annotated[Path, option("Output", metavar="DIR", help="Folder of the run; an existing run is resumed.")] = Path(
         "runs/network"
@@ -89,9 +91,10 @@ def train(
     tensorboard: Annotated[bool, option("Output", "--tensorboard", help="Also write TensorBoard event files.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Train a network, or resume its training.
+    """Train a network, or resume training it.
 
-    To resume, --out alone is enough. With --start, fine-tune a network. Under torchrun, train on several GPUs.
+    To resume a run, pass its folder as --out. With --start, fine-tune an existing network. Under torchrun, train on
+    several GPUs.
     """
     import mmlda
     from mmlda.training.recipes import Adversary, Recipe
@@ -143,7 +146,7 @@ def demo(
 ) -> None:
     """Train, attack and audit two networks in two minutes.
 
-    Compares softmax and MM-LDA on the digits and writes report.html.
+    Compares softmax and MM-LDA on scikit-learn's digits and writes report.html.
     """
     from mmlda.paper import demo as module
 
@@ -173,7 +176,10 @@ def export(
     root: Root = None,
     as_json: Json = False,
 ) -> None:
-    """Write a network as one file, checked against the network."""
+    """Export a network to ONNX or torch.export, and check the file.
+
+    If the file does not compute what the network computes, it is not kept.
+    """
     from mmlda.integrations.export import export as export_network
 
     path = export_network(model, out, root=root)

@@ -125,7 +125,7 @@ def browse(page: Path) -> None:
 
 
 def pick(device: str | None) -> str:
-    """The device given, if it is available; by default CUDA where there is one."""
+    """The device given, if it is available; by default CUDA if available."""
     import torch
 
     from mmlda._utils.device import device_of

@@ -38,6 +38,7 @@ def images_for(model: Any, source: Any, *, split: Literal["train", "test"] = "te
     Returns
     -------
     ImageData
+        The data, with the network's classes and bounds.
 
     Raises
     ------
@@ -60,9 +61,9 @@ def images_for(model: Any, source: Any, *, split: Literal["train", "test"] = "te
 
 
 def learn(model: Any, data: ImageData) -> ImageData:
-    """The training set as the network is to learn it, which then keeps the class names and bounds.
+    """The training set with the network's class numbers; the network keeps its class names and bounds.
 
-    A network that knows the classes already keeps its numbers; other classes replace the ones it knows.
+    A network that already knows these classes keeps its numbers; other classes replace the ones it knows.
     """
     names = class_names(model)
     if names is not None:
@@ -90,7 +91,7 @@ def scaled(values: np.ndarray, bounds: Tensor) -> Tensor:
     """Rows of a table in [0, 1] by their bounds, [N, D] float32; values outside are clipped, with a warning."""
     low, high = bounds.numpy()
     rows = (values - low) / (high - low)
-    outside = (rows < -1e-6) | (rows > 1 + 1e-6)  # not what rounding moves
+    outside = (rows < -1e-6) | (rows > 1 + 1e-6)  # more than rounding
     if outside.any():
         d = int(np.abs(rows - 0.5).max(0).argmax())
         worst = f"{values[:, d].min():g} to {values[:, d].max():g} for {low[d]:g} to {high[d]:g} in column {d}"
@@ -117,7 +118,7 @@ def relabelled(names: tuple[str, ...] | None, data: ImageData, whose: str = "the
 
 
 def _rescaled(model: Any, data: ImageData) -> ImageData:
-    """A table with the network's bounds in place of its own."""
+    """A table rescaled to the network's bounds."""
     own = getattr(model, "bounds", None)
     if data.bounds is None or not isinstance(own, Tensor) or own.shape != data.bounds.shape:
         return data

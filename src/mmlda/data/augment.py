@@ -39,7 +39,7 @@ def draw_augmentation(
 
 
 def augment(x: Tensor, dy: Tensor, dx: Tensor, flip: Tensor | None = None, pad: int = 4) -> Tensor:
-    """Pad with black, crop back to size at (dy, dx), mirror where `flip`: a whole batch in one gather.
+    """Pad with black, crop back to size at (dy, dx), mirror where `flip`: a whole batch in one gather::
 
         out[n, c, i, j] = padded[n, c, i + dy_n, j' + dx_n],   j' = W-1-j if flip_n else j
 

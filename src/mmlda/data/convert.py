@@ -29,7 +29,7 @@ def as_images(
     Parameters
     ----------
     source
-        - an `ImageData`, which is returned as it is;
+        - an `ImageData`, which is returned unchanged;
         - a pair (x, y): x is [N, C, H, W], [N, H, W, C] or [N, H, W], uint8 or floats in [0, 1], a list of images, or a
           table [N, D] with values in [0, 1] (`mmlda.data.table` scales one); y are integers or strings;
         - a `torch.utils.data.Dataset`, or any sequence, of (image, label) pairs or of dictionaries with "image" and
@@ -154,7 +154,7 @@ def _stack(items: Iterable[Any]) -> tuple[Tensor, list[Any]]:
         image, label = as_pair(item, f"item {n} of data")
         image = _one_image(image, n)
         if images and (image.shape != images[0].shape or image.dtype != images[0].dtype):
-            wanted = f"{images[0].dtype} {list(images[0].shape)} as the first"
+            wanted = f"{images[0].dtype} {list(images[0].shape)} like the first"
             raise ValueError(f"image {n} must be {wanted}, got {image.dtype} {list(image.shape)}")
         images.append(image)
         labels.append(label)
@@ -233,7 +233,7 @@ def as_labels(y: Any, classes: Sequence[str] | None) -> tuple[Tensor, tuple[str,
 
 
 def _whole(label: Any, n: int) -> int:
-    """A label as an int; a ValueError where int() would cut something off or fail."""
+    """A label as an int; a ValueError if int() would truncate or fail."""
     try:
         if (whole := int(label)) == float(label):
             return whole
@@ -243,7 +243,7 @@ def _whole(label: Any, n: int) -> int:
 
 
 def _channels_first(x: Tensor) -> Tensor:
-    """x as [N, C, H, W], or [N, D] as it is. [N, H, W, C] is recognised by its last dimension."""
+    """x as [N, C, H, W]; [N, D] is returned unchanged. [N, H, W, C] is recognised by its last dimension."""
     if x.ndim == 3:
         return x[:, None]
     if x.ndim == 4 and x.shape[3] in CHANNELS and min(x.shape[1:3]) > max(CHANNELS):
@@ -258,7 +258,7 @@ def _channels_first(x: Tensor) -> Tensor:
 
 
 def _as_bytes(x: Tensor) -> Tensor:
-    """uint8 as it is, floats in [0, 1] as uint8 where that is exact and as float32 where it is not."""
+    """uint8 unchanged, floats in [0, 1] as uint8 if that is exact and as float32 otherwise."""
     x = as_pixels(x)
     if x.dtype == torch.uint8:
         return x
@@ -267,7 +267,7 @@ def _as_bytes(x: Tensor) -> Tensor:
 
 
 def as_pixels(x: Tensor) -> Tensor:
-    """uint8 as it is, floats as float32; a ValueError unless they are in [0, 1]."""
+    """uint8 unchanged, floats as float32; a ValueError unless they are in [0, 1]."""
     if x.dtype == torch.uint8:
         return x
     if not x.is_floating_point():
@@ -275,6 +275,6 @@ def as_pixels(x: Tensor) -> Tensor:
     x = x.float()
     low, high = x.aminmax() if x.numel() else (0, 1)
     if not (low >= 0 and high <= 1):  # written so that NaN fails too
-        hint = "scale a table with mmlda.data.table" if x.ndim == 2 else "a normalisation belongs into the network"
+        hint = "scale a table with mmlda.data.table" if x.ndim == 2 else "put the normalisation into the network"
         raise ValueError(f"x must be in [0, 1], got values from {low:g} to {high:g} ({hint})")
     return x

@@ -114,18 +114,42 @@ def load(source: Any, root: str | Path | None = None) -> tuple[ImageData, ImageD
         if any(part.classes != longer[: part.num_classes] for part in (train, test)):
             test, longer = relabelled(train.classes, test, "the training set"), train.classes
         if train.shape != test.shape:
-            raise ValueError(f"test images must be {train.shape} as the training images, got {test.shape}")
+            raise ValueError(f"test images must have the shape {train.shape} of the training images, got {test.shape}")
         return replace(train, classes=longer), replace(test, classes=longer)
     return split(as_images(source))
 
 
 def data_root(root: str | Path | None = None) -> Path:
-    """The folder of the datasets: `root`, else $MMLDA_DATA, else ~/.cache/mmlda."""
+    """The folder of the datasets.
+
+    Parameters
+    ----------
+    root
+        Folder (default: $MMLDA_DATA, or ~/.cache/mmlda if that is not set).
+
+    Returns
+    -------
+    Path
+        The folder, which need not exist.
+    """
     return Path(root or os.environ.get("MMLDA_DATA") or "~/.cache/mmlda").expanduser()
 
 
 def find(name: str, root: str | Path | None = None) -> Path | None:
-    """Find the folder or archive below `root` that holds the named dataset; None if there is none."""
+    """Find the folder or archive that holds a dataset.
+
+    Parameters
+    ----------
+    name
+        Name of the dataset, such as "cifar10".
+    root
+        Folder of the datasets, see `data_root`.
+
+    Returns
+    -------
+    Path or None
+        None if the dataset is not there.
+    """
     name = name.removesuffix("-coarse")
     for folder in (data_root(root) / place for place in FOLDERS[name]):
         if name not in CIFARS:
@@ -174,7 +198,9 @@ def _pair(arrays: formats.Arrays, classes: tuple[str, ...], name: str) -> tuple[
     sets = [ImageData(torch.from_numpy(x), torch.from_numpy(y).long(), classes, name) for x, y in arrays]
     train, test = sets if len(sets) == 2 else split(sets[0])
     if train.shape != test.shape:
-        raise ValueError(f"{name}: test images must be {train.shape} as the training images, got {test.shape}")
+        raise ValueError(
+            f"{name}: test images must have the shape {train.shape} of the training images, got {test.shape}"
+        )
     return train, test
 
 

@@ -20,7 +20,7 @@ from mmlda._version import __version__
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 BLOCK = 1 << 18
-ATTEMPTS = 100  # per mirror, each of which must bring the download further
+ATTEMPTS = 100  # per mirror, each of which must make progress
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -67,14 +67,14 @@ def download(urls: Sequence[str], dest: Path, file: File, progress: Progress = s
                     raise OSError(error.errno, f"no space for {dest} ({file.size} bytes)") from error
                 if _size(part) > had:
                     time.sleep(0.2)
-                    continue  # cut, but it came further: go on from there
+                    continue  # cut, but with progress: resume from there
                 failures.append(f"{url}: {error}")
                 break
             part.unlink()
             if not resumed:
                 failures.append(f"{url}: has {found}, expected {file.digest}")
                 break
-            resumed = False  # what was there before may be to blame: once more from the start
+            resumed = False  # the part received earlier may be damaged: start again
     raise FetchError("; ".join(failures))
 
 
@@ -89,7 +89,7 @@ def _transfer(url: str, part: Path, size: int, progress: Progress) -> None:
     if have:
         headers["Range"] = f"bytes={have}-"
     with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=20) as response:
-        if response.status != 206:  # the whole file, asked for or not
+        if response.status != 206:  # the server sends the whole file
             have = 0
         elif not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
             raise ConnectionError(f"answered with {response.headers.get('Content-Range')}, asked for {have}-")

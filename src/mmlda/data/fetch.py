@@ -39,7 +39,17 @@ BATCHES = (*formats.CIFAR_TRAIN, formats.CIFAR_TEST)
 
 @dataclass(frozen=True)
 class Web:
-    """Files below any of several addresses, tried in turn."""
+    """Files to download from one of several addresses, tried in turn.
+
+    Parameters
+    ----------
+    mirrors
+        Addresses below which the files are.
+    files
+        The files, with their sizes and digests.
+    title
+        Name of the source.
+    """
 
     mirrors: tuple[str, ...]
     files: tuple[File, ...]
@@ -52,12 +62,26 @@ class Web:
 
 @dataclass(frozen=True)
 class Package:
-    """A package, by name, through the installed client: whatever mirror that is set up for."""
+    """A package to download with an installed client, from the mirror that the client is configured for.
+
+    Parameters
+    ----------
+    client
+        "npm" or "apt".
+    name
+        Name of the package.
+    size
+        Size in bytes.
+    digest
+        Digest of the file; empty for apt, which checks signatures itself.
+    version
+        Version of the package, for npm.
+    """
 
     client: Literal["npm", "apt"]
     name: str
     size: int
-    digest: str = ""  # where one version is one file; apt checks signatures itself
+    digest: str = ""
     version: str = ""
 
     @property
@@ -153,6 +177,18 @@ def content(name: str, train: data.ImageData, test: data.ImageData) -> dict[str,
 
     For the CIFARs they are taken over the sorted digests of the records (fine label, then 3,072 pixels) of train and
     test set; for the others, which have one channel, over the content of the four decompressed IDX files.
+
+    Parameters
+    ----------
+    name
+        Name of the dataset.
+    train, test
+        Its training and test set.
+
+    Returns
+    -------
+    dict of str to str
+        The digest of each part.
     """
     parts = {}
     for split, part in (("train", train), ("test", test)):
@@ -170,7 +206,19 @@ def content(name: str, train: data.ImageData, test: data.ImageData) -> dict[str,
 
 @dataclass(frozen=True)
 class Check:
-    """The outcome of `check`: `ok`, or the `problem` in words. `path` is None if the dataset is missing."""
+    """The outcome of `check`.
+
+    Parameters
+    ----------
+    name
+        Name of the dataset.
+    path
+        Its folder or archive; None if it is missing.
+    ok
+        Whether its content is the published one.
+    problem
+        What is wrong, in words; empty if `ok`.
+    """
 
     name: str
     path: Path | None
@@ -181,6 +229,23 @@ class Check:
 def check(name: str, root: str | Path | None = None) -> Check:
     """Check whether the dataset below `root` is, image for image, the published one.
 
+    Parameters
+    ----------
+    name
+        Name of the dataset.
+    root
+        Folder of the datasets, see `mmlda.data.load`.
+
+    Returns
+    -------
+    Check
+        The outcome; a missing or damaged dataset does not raise.
+
+    Raises
+    ------
+    ValueError
+        If the name is unknown.
+
     Examples
     --------
     >>> check("digits").ok
@@ -189,7 +254,7 @@ def check(name: str, root: str | Path | None = None) -> Check:
     _known(name)
     path = None if name == "digits" else data.find(name, root)
     if path is None and name != "digits":
-        return Check(name, None, False, f"not below {data.data_root(root)}: `mmlda data fetch {name}` gets it")
+        return Check(name, None, False, f"not below {data.data_root(root)}: get it with `mmlda data fetch {name}`")
     try:
         found = content(name, *data.load(name, root))
     except (ValueError, OSError) as error:
@@ -200,17 +265,41 @@ def check(name: str, root: str | Path | None = None) -> Check:
 
 @dataclass(frozen=True)
 class Entry:
-    """A dataset by name: where its files are (None if missing), and its sources."""
+    """A dataset known by name.
+
+    Parameters
+    ----------
+    name
+        Name of the dataset.
+    path
+        Its folder or archive; None if it is missing.
+    embedded
+        Whether it comes with a dependency of this package.
+    sources
+        Names of the sources that `fetch` tries.
+    download
+        Size of the download from the first source, in bytes.
+    """
 
     name: str
     path: Path | None
     embedded: bool
     sources: tuple[str, ...]
-    download: int  # bytes, from the first source
+    download: int
 
 
 def available(root: str | Path | None = None) -> list[Entry]:
-    """List the datasets known by name. Only looks for files; `check` reads them.
+    """List the datasets known by name, without reading their files.
+
+    Parameters
+    ----------
+    root
+        Folder of the datasets, see `mmlda.data.load`.
+
+    Returns
+    -------
+    list of Entry
+        One entry per dataset.
 
     Examples
     --------
@@ -235,7 +324,7 @@ def _known(name: str) -> None:
 def fetch(
     name: str, root: str | Path | None = None, sources: Sequence[Source] = (), progress: Progress = silent
 ) -> Path:
-    """Download the named dataset to `root/name`, unless it is there already.
+    """Download a dataset to `root/name`, unless it already exists there.
 
     Anything else at `root/name` is moved aside, never deleted.
 

@@ -29,7 +29,7 @@ from mmlda.data.pickles import read_pickle
 
 Arrays = list[tuple[np.ndarray, np.ndarray]]  # (images, labels) of train and test, or of one set
 
-LIMIT = 8 << 30  # bytes: no dataset may unpack to more than this, whatever its header says
+LIMIT = 8 << 30  # bytes: the most that any dataset may unpack to, whatever its header claims
 SMALL = 256 << 20  # bytes that a compressed file may always unpack to; beyond them, ...
 RATIO = 64  # ... this times its size: images as gzip or PNG make 2 to 20, a bomb up to 1,032
 PIXELS = 1 << 24  # of one image, which takes up to 12 bytes for each of them while it is decoded
@@ -97,7 +97,7 @@ def read_idx(path: str | Path) -> np.ndarray:
             if expected > allowed or math.prod(n or 1 for n in shape) >> 62:  # too large for NumPy even where empty
                 what = f"it promises {expected} bytes, and {allowed} are allowed (MMLDA_DATA_LIMIT)"
                 raise ValueError(f"{path} is truncated, or its header {shape} is false: {what}")
-            values = np.empty(expected, np.uint8)  # memory is taken as it is filled
+            values = np.empty(expected, np.uint8)  # memory is committed as it is filled
             done, view = 0, memoryview(values)  # type: ignore[arg-type]
             while done < expected and (count := file.readinto(view[done : done + (1 << 20)])):  # type: ignore[attr-defined]
                 done += count
@@ -110,7 +110,7 @@ def read_idx(path: str | Path) -> np.ndarray:
 
 
 def idx_image_files(folder: Path) -> list[re.Match[str]]:
-    """The names in `folder` that are those of IDX image files, taken apart."""
+    """The IDX image files in `folder`, with their names parsed."""
     names = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
     return [match for name in names if (match := IDX_IMAGES.fullmatch(name))]
 
@@ -122,7 +122,7 @@ def read_idx_folder(folder: Path) -> Arrays:
     """
     splits = []
     for wanted in (("train",), ("t10k", "test")):
-        # Sorted backwards, so that of a file that is there plain and gzipped the plain one stays.
+        # Sorted backwards: if a file exists both plain and gzipped, the plain one is used.
         found = {m["prefix"] + m["split"]: m for m in idx_image_files(folder)[::-1] if m["split"] in wanted}
         if len(found) != 1:
             what = " or ".join(wanted)
@@ -141,7 +141,7 @@ def read_idx_folder(folder: Path) -> Arrays:
 
 
 class _Bounded:
-    """A stream that raises once more than `limit` bytes were read: the end of a decompression bomb."""
+    """A stream that raises once more than `limit` bytes were read, to stop decompression bombs."""
 
     def __init__(self, file: IO[bytes], limit: int, name: str) -> None:
         self.file, self.left, self.name = file, limit, name
@@ -281,7 +281,7 @@ def _bounded_bytes(path: Path) -> bytes:
 
 
 def read_image_folder(folder: Path) -> tuple[Arrays, tuple[str, ...]]:
-    """A folder of images by class: train and test, or one set where it has no such subfolders; class names.
+    """A folder of images by class: train and test, or one set if it has no such subfolders; and the class names.
 
     `folder/train/<class>/*` with `folder/test/<class>/*` (or val/), or `folder/<class>/*`.
     """
@@ -314,7 +314,7 @@ def read_images(folders: list[Path], channels: int | None = None) -> tuple[np.nd
     """Every image of `folders`, one folder per class, as [N, C, H, W] uint8 and labels [N] int64.
 
     All must have one size. One channel when every image is grey (modes 1, L, LA), otherwise three; `channels`
-    forces it. Transparency is dropped. Images with more than 8 bits per value are refused.
+    forces it. Transparency is dropped. Images with more than 8 bits per value raise a ValueError.
     """
     files = [(path, k) for k, folder in enumerate(folders) for path in _image_files(folder)]
     size, grey, packed = None, True, 0
@@ -349,7 +349,7 @@ def read_images(folders: list[Path], channels: int | None = None) -> tuple[np.nd
 
 @contextmanager
 def _image(path: Path) -> Iterator[Any]:
-    """An image file, opened; a ValueError where it, or what is done with it, is damaged."""
+    """An image file, opened; a ValueError if reading or decoding it fails."""
     from PIL import Image
 
     try:

@@ -18,7 +18,7 @@ Index = Tensor | np.ndarray | Sequence[int] | slice
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ImageData(Dataset[tuple[Tensor, int]]):
-    """Images and their labels. It is a `Dataset` of (image as floats in [0, 1], label) too.
+    """Images and their labels as two tensors, and a `Dataset` of (image as floats in [0, 1], label) pairs.
 
     Rows of a table are stored in the same way, as `images` [N, D]; see `mmlda.data.table`.
 
@@ -99,10 +99,12 @@ class ImageData(Dataset[tuple[Tensor, int]]):
 
     @property
     def is_table(self) -> bool:
+        """Whether the data are rows of a table, not images."""
         return self.images.ndim == 2
 
     @property
     def num_classes(self) -> int:
+        """Number of classes L."""
         return len(self.classes)
 
     @property
@@ -113,6 +115,7 @@ class ImageData(Dataset[tuple[Tensor, int]]):
 
     @property
     def device(self) -> torch.device:
+        """Device of the tensors."""
         return self.images.device
 
     @property
@@ -126,11 +129,34 @@ class ImageData(Dataset[tuple[Tensor, int]]):
         return self.counts.double() / len(self)
 
     def to(self, device: torch.device | str) -> ImageData:
+        """Copy the data to a device.
+
+        Parameters
+        ----------
+        device
+            Such as "cpu" or "cuda:0".
+
+        Returns
+        -------
+        ImageData
+            The data on that device.
+        """
         parts = None if self.parts is None else self.parts.to(device)
         return replace(self, images=self.images.to(device), labels=self.labels.to(device), parts=parts)
 
     def subset(self, index: Index) -> ImageData:
-        """The images at `index`: positions, a boolean mask, or a slice."""
+        """Select images.
+
+        Parameters
+        ----------
+        index
+            Positions, a boolean mask, or a slice.
+
+        Returns
+        -------
+        ImageData
+            The images at `index`, with all class names.
+        """
         if not isinstance(index, slice):
             index = torch.as_tensor(index, device=self.device)
         if self.parts is not None:
@@ -138,21 +164,56 @@ class ImageData(Dataset[tuple[Tensor, int]]):
         return replace(self, images=self.images[index], labels=self.labels[index])
 
     def pixels(self, index: Index | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The images (at `index`) as floats in [0, 1], [N, C, H, W]: a byte v is v / 255."""
+        """Images as floats in [0, 1]: a byte v becomes v / 255.
+
+        Parameters
+        ----------
+        index
+            Positions, a boolean mask, or a slice (default: all images).
+        dtype
+            Of the result.
+
+        Returns
+        -------
+        Tensor
+            Pixels [N, C, H, W], or rows [N, D].
+        """
         if index is not None and not isinstance(index, slice | Tensor):
             index = torch.as_tensor(index, device=self.device)
         images = self.images if index is None and self.parts is None else gather(self.images, self.parts, index)
         return images.to(dtype).div_(255) if images.dtype == torch.uint8 else images.to(dtype)
 
     def in_units(self, rows: Tensor) -> Tensor:
-        """Rows of a table, such as adversarial ones, in the columns' own units: [N, D] float64."""
+        """Convert rows of a table, such as adversarial ones, to the columns' own units.
+
+        Parameters
+        ----------
+        rows
+            Rows [N, D] in [0, 1].
+
+        Returns
+        -------
+        Tensor
+            Rows [N, D], float64.
+
+        Raises
+        ------
+        ValueError
+            If the data is not a table.
+        """
         if self.bounds is None:
             raise ValueError("data must be a table with bounds, got images")
         low, high = self.bounds.to(rows.device)
         return low + rows.double() * (high - low)
 
     def digest(self) -> str:
-        """SHA-256 of the images and labels (not the names), to record which data a result was made with."""
+        """SHA-256 of the images and labels (not the names), to record which data a result was made with.
+
+        Returns
+        -------
+        str
+            64 hexadecimal digits.
+        """
         hasher = hashlib.sha256(f"{self.images.dtype} {list(self.images.shape)}".encode())
         for tensor in (self.images, self.labels, *([] if self.parts is None else [self.parts])):
             hasher.update(tensor.cpu().contiguous().numpy().data)

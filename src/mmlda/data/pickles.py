@@ -2,7 +2,7 @@
 
 Nothing in a pickle is called or imported. Names are strings, compared with the four that arrays and bytes are written
 with, and an array is its shape and its bytes. Memory is bounded by a multiple of the file: the opcodes that reserve
-memory by a number, or repeat what is there, are not among those known.
+memory by a number, or repeat existing values, are not supported.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Array:
 
 
 class _Dtype:
-    """A dtype that says uint8 in one of its spellings; others are refused."""
+    """The dtype uint8, in one of its spellings; others are rejected."""
 
 
 def read_pickle(content: bytes) -> Any:
@@ -139,7 +139,7 @@ def _pairs(items: list[Any]) -> dict[str | bytes, Any]:
 
 
 def _made(function: str, arguments: tuple[Any, ...]) -> Any:
-    """What stands for a call: an array to be filled, a dtype, or bytes as Python 3 writes them at protocol 2."""
+    """What a call is replaced by: an array to be filled, a dtype, or bytes as Python 3 writes them at protocol 2."""
     if function in ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct"):
         return _Array()
     if function == "numpy.dtype" and arguments[0] in ("u1", "uint8", "|u1", b"u1"):

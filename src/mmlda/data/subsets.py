@@ -34,7 +34,7 @@ __all__ = [
 
 
 def split(data: ImageData, part: float = 0.2) -> tuple[ImageData, ImageData]:
-    """Split a dataset that has no test set of its own: fixed, stratified, (train, test).
+    """Split a dataset that has no test set: a fixed, stratified split into training and test set.
 
     Within a class the images are ordered by their SHA-256, and the first ones are the test set. No generator is
     involved, so the split follows from the images alone.
@@ -49,6 +49,7 @@ def split(data: ImageData, part: float = 0.2) -> tuple[ImageData, ImageData]:
     Returns
     -------
     train, test : ImageData
+        The two parts.
 
     Raises
     ------
@@ -85,6 +86,12 @@ def holdout(data: ImageData, n: int, seed: int = 0) -> tuple[ImageData, ImageDat
     Returns
     -------
     rest, held : ImageData
+        The remaining images, and those held out.
+
+    Raises
+    ------
+    ValueError
+        If `n` is not from 1 to the number of images minus 1.
 
     Examples
     --------
@@ -100,16 +107,21 @@ def holdout(data: ImageData, n: int, seed: int = 0) -> tuple[ImageData, ImageDat
 
 
 def stratified(data: ImageData, n: int | None, seed: int = 0) -> ImageData:
-    """Take `n` random images with the class shares of the data, in their order: the meaning of every `n` argument.
+    """Take `n` random images with the class shares of the data, in their order. Every `n` argument means this.
 
     Parameters
     ----------
     data
         The dataset.
     n
-        How many images; all of them if None, or if there are no more.
+        How many images; all of them if None, or if there are fewer.
     seed
         Selects the images: those that `holdout` holds out.
+
+    Returns
+    -------
+    ImageData
+        The sample.
 
     Examples
     --------
@@ -140,6 +152,20 @@ def folds(data: ImageData, k: int = 5, seed: int = 0) -> list[tuple[ImageData, I
     The validation parts are disjoint and cover the data. Images are dealt out class by class, so the sizes of folds
     differ by at most one, and so do the counts of each class.
 
+    Parameters
+    ----------
+    data
+        The dataset.
+    k
+        Number of folds, at least 2.
+    seed
+        Selects the images.
+
+    Returns
+    -------
+    list of tuple of ImageData
+        (train, validation) per fold.
+
     Examples
     --------
     >>> data = ImageData(torch.rand(10, 1, 2, 2), torch.arange(10) % 2, ("a", "b"))
@@ -151,7 +177,25 @@ def folds(data: ImageData, k: int = 5, seed: int = 0) -> list[tuple[ImageData, I
 
 
 def fold_rows(data: ImageData, i: int, k: int = 5, seed: int = 0) -> Tensor:
-    """Which images are the validation part of the i-th of k folds: bool [N]."""
+    """Which images are the validation part of the i-th of k folds.
+
+    Parameters
+    ----------
+    data, k, seed
+        As in `folds`.
+    i
+        Number of the fold, from 0.
+
+    Returns
+    -------
+    Tensor
+        Mask [N], bool.
+
+    Raises
+    ------
+    ValueError
+        If `k` is not from 2 to the number of images.
+    """
     if not 2 <= k <= len(data):
         raise invalid("k", f"an integer from 2 to {len(data)}", k)
     dealt = np.lexsort((_uniform(len(data), seed), data.labels.cpu().numpy()))  # by class, random within
@@ -161,7 +205,7 @@ def fold_rows(data: ImageData, i: int, k: int = 5, seed: int = 0) -> Tensor:
 
 
 def biased(data: ImageData, alpha: Tensor | np.ndarray | Sequence[float], seed: int = 0) -> ImageData:
-    """A class-biased subset (Sec. 4.4): each image (x, y) is kept with probability alpha_y, independently.
+    """Take a class-biased subset (Sec. 4.4): each image (x, y) is kept with probability alpha_y, independently.
 
     Apply the same alpha to the train and the test set. `priors` of the result are the empirical ones, whose
     expectation is alpha_k / sum(alpha). With one seed, a larger alpha keeps every image that a smaller one keeps.
@@ -174,6 +218,11 @@ def biased(data: ImageData, alpha: Tensor | np.ndarray | Sequence[float], seed: 
         One probability per class.
     seed
         Selects the images.
+
+    Returns
+    -------
+    ImageData
+        The subset.
 
     Raises
     ------
@@ -197,7 +246,7 @@ def biased(data: ImageData, alpha: Tensor | np.ndarray | Sequence[float], seed: 
 
 
 def long_tailed(data: ImageData, imbalance: float = 100.0, seed: int = 0) -> ImageData:
-    """A long-tailed subset: class k keeps n_max / imbalance^(k / (L - 1)) images, rounded down.
+    """Take a long-tailed subset: class k keeps n_max / imbalance^(k / (L - 1)) images, rounded down.
 
     This is the exponential profile of Cao et al. (2019): of CIFAR-10 it keeps 12,406 training images at an imbalance of
     100, of CIFAR-100 10,847. Class 0 keeps all its images and the last class has 1 / imbalance of that. Train with
@@ -211,6 +260,16 @@ def long_tailed(data: ImageData, imbalance: float = 100.0, seed: int = 0) -> Ima
         The size of the largest class over that of the smallest, at least 1.
     seed
         Selects the images.
+
+    Returns
+    -------
+    ImageData
+        The subset.
+
+    Raises
+    ------
+    ValueError
+        If `imbalance` is less than 1.
 
     Examples
     --------
@@ -230,11 +289,11 @@ def long_tailed(data: ImageData, imbalance: float = 100.0, seed: int = 0) -> Ima
 
 
 def digit_strings(data: ImageData, length: int = 3, n: int | None = None, seed: int = 0) -> ImageData:
-    """Images of `data` side by side, with one class per string: 1,000 classes from MNIST's digits at length 3.
+    """Put images side by side, with one class per string: 1,000 classes from MNIST's digits at length 3.
 
-    The strings are rows of `data`, put together on its device when they are used, so that they need no memory beyond
-    its own. Each class has the same number of strings, give or take one; the images of a string are random ones of
-    their classes. Make the test strings from the test set: no image is then in both.
+    The strings refer to the images of `data` and are assembled on its device when they are used, so they need hardly
+    any memory. Each class has the same number of strings, give or take one, made of random images of its digits. Make
+    the test strings from the test set, so that no image is in both.
 
     Parameters
     ----------
@@ -251,6 +310,11 @@ def digit_strings(data: ImageData, length: int = 3, n: int | None = None, seed: 
     -------
     ImageData
         `n` strings `[C, H, length * W]`.
+
+    Raises
+    ------
+    ValueError
+        If `data` is a table or lacks a class, or there would be too many classes.
 
     Examples
     --------
@@ -283,16 +347,33 @@ def digit_strings(data: ImageData, length: int = 3, n: int | None = None, seed: 
 
 
 def bp1(seed: int = 0) -> Tensor:
-    """Bias Probability 1: ten random permutations of (0.1, 0.2, ..., 1.0), [10, 10] float64, one per row."""
+    """Bias Probability 1 (Sec. 4.4): ten random permutations of (0.1, 0.2, ..., 1.0).
+
+    Parameters
+    ----------
+    seed
+        Selects the permutations.
+
+    Returns
+    -------
+    Tensor
+        One permutation per row, [10, 10] float64.
+    """
     rows = np.argsort(_uniform(100, seed).reshape(10, 10), axis=1, kind="stable")
     return torch.from_numpy((rows + 1) / 10)
 
 
 def bp2() -> Tensor:
-    """Bias Probability 2: row i gives class i probability 1.0 and the others 0.2, [10, 10] float64."""
+    """Bias Probability 2 (Sec. 4.4): row i has probability 1.0 for class i and 0.2 for the others.
+
+    Returns
+    -------
+    Tensor
+        One set of probabilities per row, [10, 10] float64.
+    """
     return torch.full((10, 10), 0.2, dtype=torch.float64).fill_diagonal_(1.0)
 
 
 def _uniform(n: int, seed: int) -> np.ndarray:
-    """n doubles in [0, 1). From raw bits: those NumPy never changes, while its distributions may."""
+    """n doubles in [0, 1), from raw bits: NumPy guarantees those, but not its distributions, across versions."""
     return (np.random.PCG64(seed).random_raw(n) >> np.uint64(11)) * 2.0**-53

@@ -20,10 +20,22 @@ from mmlda.data.convert import as_pair, dataset_classes
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Shares of images whose class was predicted. `per_class` is NaN for a class without images."""
+    """Shares of images whose class was predicted.
+
+    Parameters
+    ----------
+    accuracy
+        Share of all images.
+    balanced
+        Mean of `per_class` over the classes that have images.
+    per_class
+        Share of each class; NaN for a class without images.
+    n
+        Number of images.
+    """
 
     accuracy: float
-    balanced: float  # mean over the classes that have images
+    balanced: float
     per_class: tuple[float, ...]
     n: int
 
@@ -59,6 +71,7 @@ def accuracy(
     Returns
     -------
     Accuracy
+        Overall, balanced and per class.
 
     Raises
     ------
@@ -105,7 +118,22 @@ def _warn_if_random(passes: int) -> None:
 
 
 def shares(guess: Tensor, labels: Tensor, num_classes: int) -> Accuracy:
-    """Accuracy of predicted classes [N]."""
+    """Accuracy of predicted classes.
+
+    Parameters
+    ----------
+    guess
+        Predicted classes [N], int64.
+    labels
+        True classes [N], int64.
+    num_classes
+        Number of classes L.
+
+    Returns
+    -------
+    Accuracy
+        Overall, balanced and per class.
+    """
     right = (guess == labels).double()
     counts = torch.bincount(labels, minlength=num_classes).double()
     per_class = torch.bincount(labels, right, minlength=num_classes) / counts  # [L], NaN for 0 / 0
@@ -163,7 +191,18 @@ def _mean_answer(model: Model, x: Tensor, passes: int) -> Tensor:
 
 
 def predictions(model: Model, data: Any, *, device: torch.device | str | None = None, batch_size: int = 1000) -> Tensor:
-    """The predicted class of every image, [N] int64, on the CPU; warns if the model is random (see `answers`)."""
+    """Predict the class of every image; warns if the model is random (see `accuracy`).
+
+    Parameters
+    ----------
+    model, data, device, batch_size
+        As in `accuracy`.
+
+    Returns
+    -------
+    Tensor
+        Classes [N], int64, on the CPU.
+    """
     found, passes = answers(model, images_for(model, data), device=device, batch_size=batch_size, classes=True)
     _warn_if_random(passes)
     return found

@@ -11,6 +11,8 @@ from torch import Tensor
 def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:
     """Expected calibration error: the mean over images of their bin's `|accuracy - confidence|`, in bins of confidence.
 
+    Examples
+    --------
     >>> p = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.75, 0.25], [0.75, 0.25]])
     >>> calibration_error(p, torch.tensor([0, 0, 0, 1])), calibration_error(p, torch.tensor([1, 1, 1, 1]))
     (0.0, 0.75)
@@ -29,6 +31,8 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     those you evaluate on. Raises a ValueError if there is no best temperature, as when every prediction is right: the
     likelihood then grows as T falls to 0.
 
+    Examples
+    --------
     >>> z = torch.tensor([[9.0, 0.0], [9.0, 0.0], [9.0, 0.0], [9.0, 0.0]])
     >>> round(fit_temperature(z, torch.tensor([0, 0, 0, 1])), 3)  # right 3 times of 4: a gap of log 3
     8.192

@@ -18,8 +18,8 @@ class Chunks:
     """The outcomes of `n` images, `size` images per chunk.
 
     Each chunk is a safetensors file in `folder`, with a checksum and its place, or stays in memory if that is None.
-    `about` (JSON) identifies the work: a folder that holds chunks of other work is refused with a ValueError, and a
-    chunk copied from other work or from another place is computed again.
+    `about` (JSON) identifies the work: a folder with chunks of other work raises a ValueError, and a chunk copied from
+    other work or from another place is computed again.
     """
 
     def __init__(self, folder: str | Path | None, n: int, size: int, about: dict[str, Any]) -> None:
@@ -77,7 +77,7 @@ def _path(folder: Path, start: int) -> Path:
 
 
 def _claim(folder: Path, about: dict[str, Any]) -> None:
-    """Record what a folder is for, in work.json; a ValueError where it already holds chunks of other work."""
+    """Record what a folder is for, in work.json; a ValueError if it already holds chunks of other work."""
     path, about = folder / "work.json", json.loads(json.dumps(about))
     if not (path.is_file() and chunk_files(folder)):
         write_json(path, about)

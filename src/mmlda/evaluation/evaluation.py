@@ -39,7 +39,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One result for the clean images and one per attack. Printing it shows a table, `plot` draws it."""
+    """The results of `evaluate`. Printing it shows a table.
+
+    Parameters
+    ----------
+    clean
+        Result for the clean images.
+    attacks
+        One result per attack.
+    """
 
     clean: Result
     attacks: tuple[Result, ...]
@@ -78,7 +86,18 @@ class Evaluation:
         return "\n".join(text)
 
     def plot(self, path: str | Path | None = None) -> Figure:
-        """The accuracies with their intervals as a bar chart; written to `path` (.png, .svg, .pdf) if given."""
+        """Draw the accuracies with their intervals as a bar chart.
+
+        Parameters
+        ----------
+        path
+            A .png, .svg or .pdf file to write the figure to (default: none).
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            The figure.
+        """
         from matplotlib.figure import Figure
 
         values = np.array([result.number for result in self.results])
@@ -125,9 +144,9 @@ def evaluate(
     chunk : int, optional
         Images per chunk; by default many for fast attacks and on a GPU, few for slow ones on the CPU.
     temperature : like data, optional
-        Other images, on which to fit a temperature for calibration after scaling.
+        Other images to fit a temperature on, for calibration after scaling.
     name : str
-        Of the network, for the results.
+        Name of the network in the results.
     device : torch.device or str, optional
         Where to compute; the model's own device by default.
     show : bool
@@ -136,12 +155,12 @@ def evaluate(
     Returns
     -------
     Evaluation
-        Printing it shows a table, in which a row that says nothing about robustness is marked and explained.
+        Printing it shows a table, in which rows that do not measure robustness are marked and explained.
 
     Raises
     ------
     ValueError
-        Bad arguments, the same attack twice, or NaN logits.
+        If an argument is invalid, an attack is given twice, or the model returns NaN.
 
     Examples
     --------
@@ -194,7 +213,7 @@ def _clean(
     place: torch.device,
     show: bool,
 ) -> Result:
-    """Accuracy and calibration on the images as they are; the temperature is fitted on the `other` ones."""
+    """Accuracy and calibration on the clean images; the temperature is fitted on the `other` ones."""
     about, begin = traced(model, data, place, name), time.perf_counter()
     own, who = (None, {}) if folder is None else (folder / "clean", identity(about))
     z, passes = _chunked_logits(model, data, Chunks(own, len(data), chunk, who), place, show)

@@ -45,7 +45,7 @@ def attack_images(
     picture: bool = True,
     show: bool = True,
 ) -> Result:
-    """Attack `n` images, one chunk after another: the accuracy that is left, as a `Result`.
+    """Measure the accuracy under one attack, one chunk of images after another.
 
     With `out`, that folder receives `result.json`, the outcome of every image in `result.safetensors`, one file with
     the adversarial images per finished chunk, and some of them in `examples.png`. The same call resumes after the
@@ -81,11 +81,12 @@ def attack_images(
     Returns
     -------
     Result
+        The accuracy under attack, with its interval and distances.
 
     Raises
     ------
     ValueError
-        Bad arguments, or a folder that holds other work.
+        If an argument is invalid, or the folder holds other work.
     """
     place, net = device_of(model, device), on_device(model, device)
     images = stratified(images_for(model, data), n)
@@ -110,7 +111,7 @@ def attack_images(
 
 
 def unreliable(result: Result) -> str:
-    """Why an accuracy may not be what it seems; empty if nothing is known against it."""
+    """Why an accuracy under attack may not measure robustness; empty if there is no known reason."""
     blind, passes = float(result.numbers.get("blind") or 0), int(result.numbers.get("passes") or 1)
     why = []
     if blind >= BLIND:
@@ -141,7 +142,7 @@ def identity(about: dict[str, Any], **more: Any) -> dict[str, Any]:
 def describe_attack(attack: Attack, *, reproducible: bool = False) -> dict[str, Any]:
     """An attack as JSON: its name and every setting; functions by `module.qualname`.
 
-    With `reproducible`, raise unless that tells the attack from every other one, in another process too.
+    With `reproducible`, raise unless the description identifies the attack, in another process too.
 
     >>> from mmlda.attacks import BIM
     >>> describe_attack(BIM(eps=0.04))["settings"]["eps"]
@@ -216,7 +217,7 @@ def _result(
     blind = sum(float(part.get("blind", 0.0)) * len(part["success"]) for part in parts) / n
     passes = max(int(part.get("passes", 1)) for part in parts)
     after = joined["prediction"] == labels  # a missed target does not count as held
-    # Right before and after is asked of one network: two draws of a random one disagree without an attack.
+    # Not for a random network, whose predictions before and after may disagree without an attack.
     held = int((after if passes > 1 else right & after).sum())
     black_box = max(float(part.get("black_box", 0.0)) for part in parts)
     doubts = {"blind": blind, "passes": passes if passes > 1 else 0, "black_box": black_box}

@@ -173,7 +173,23 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features `[N, 4 * width]` of images `[N, channels, H, W]`."""
+        """Compute features.
+
+        Parameters
+        ----------
+        x
+            Images `[N, channels, H, W]`.
+
+        Returns
+        -------
+        Tensor
+            Features `[N, 4 * width]`.
+
+        Raises
+        ------
+        ValueError
+            If the images are smaller than 8 x 8.
+        """
         if x.dim() != 4 or min(x.shape[2:]) < 8:
             raise ValueError(f"x must have shape [N, channels, H, W] with H, W >= 8, got {list(x.shape)}")
         h = self.conv(x)
@@ -192,6 +208,11 @@ def resnet(depth: int = 32, *, channels: int = 3, width: int = 16, preactivation
     depth, channels, width, preactivation
         As in `ResNet`.
 
+    Returns
+    -------
+    ResNet
+        The backbone.
+
     Examples
     --------
     >>> resnet(20).num_features
@@ -207,6 +228,11 @@ def resnet32(*, channels: int = 3, preactivation: bool = False) -> ResNet:
     ----------
     channels, preactivation
         As in `ResNet`.
+
+    Returns
+    -------
+    ResNet
+        The backbone.
 
     Examples
     --------
@@ -252,7 +278,18 @@ class ConvNet(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features `[N, 2 * width]` of images `[N, channels, H, W]`."""
+        """Compute features.
+
+        Parameters
+        ----------
+        x
+            Images `[N, channels, H, W]`.
+
+        Returns
+        -------
+        Tensor
+            Features `[N, 2 * width]`.
+        """
         return self.layers(x).mean((2, 3))  # [N, 2 * width]
 
 
@@ -263,6 +300,11 @@ def conv_net(*, channels: int = 1, width: int = 32, batch_norm: bool = True) -> 
     ----------
     channels, width, batch_norm
         As in `ConvNet`.
+
+    Returns
+    -------
+    ConvNet
+        The backbone.
 
     Examples
     --------
@@ -309,7 +351,23 @@ class MLP(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features `[N, hidden[-1]]` of rows `[N, inputs]`."""
+        """Compute features.
+
+        Parameters
+        ----------
+        x
+            Rows `[N, inputs]`.
+
+        Returns
+        -------
+        Tensor
+            Features `[N, hidden[-1]]`.
+
+        Raises
+        ------
+        ValueError
+            If the rows have another length.
+        """
         if x.ndim != 2 or x.shape[1] != self.inputs:
             raise ValueError(f"x must have shape [N, {self.inputs}], got {list(x.shape)}")
         return self.layers(x)  # [N, hidden[-1]]

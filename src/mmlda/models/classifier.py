@@ -108,7 +108,18 @@ class Classifier(nn.Module):
         return self.head.num_classes  # type: ignore[return-value]
 
     def features(self, x: Tensor) -> Tensor:
-        """Latent features z `[N, p]` of images `[N, C, H, W]` or rows `[N, D]`."""
+        """Compute latent features.
+
+        Parameters
+        ----------
+        x
+            Images `[N, C, H, W]` in [0, 1], or rows `[N, D]`.
+
+        Returns
+        -------
+        Tensor
+            Features z `[N, p]`.
+        """
         mean, std = self.mean, self.std
         if x.dim() == 2:  # rows of a table
             mean, std = mean.flatten(1), std.flatten(1)
@@ -116,7 +127,18 @@ class Classifier(nn.Module):
         return z if self.radius is None else self.radius * F.normalize(z.float(), dim=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits `[N, L]` of images `[N, C, H, W]`."""
+        """Compute logits.
+
+        Parameters
+        ----------
+        x
+            Images `[N, C, H, W]` in [0, 1], or rows `[N, D]`.
+
+        Returns
+        -------
+        Tensor
+            Logits `[N, L]`.
+        """
         return self.head(self.features(x))  # [N, L]
 
     def predict(self, x: Tensor | np.ndarray, batch_size: int = 1000) -> Tensor:
@@ -137,11 +159,22 @@ class Classifier(nn.Module):
         return self._each(x, batch_size, lambda part: self.head.predict(self.features(part)))  # type: ignore[operator]
 
     def predict_proba(self, x: Tensor | np.ndarray, batch_size: int = 1000) -> Tensor:
-        """Predict the probability of each class, `[N, L]`; the parameters are those of `predict`."""
+        """Predict the probability of each class, in eval mode and without gradients.
+
+        Parameters
+        ----------
+        x, batch_size
+            As in `predict`.
+
+        Returns
+        -------
+        Tensor
+            Probabilities `[N, L]`, on the model's device.
+        """
         return self._each(x, batch_size, self).softmax(1)
 
     def with_priors(self, priors: Any, labels: Any = None) -> Classifier:
-        """The same network with other class priors in its head; the backbone is shared.
+        """Replace the class priors of the head; the backbone is shared.
 
         Train with the priors of the training set and predict with others: uniform ones for balanced accuracy after
         training on a long-tailed set. For a softmax head this is logit adjustment.
@@ -152,6 +185,11 @@ class Classifier(nn.Module):
             L numbers, None for uniform, or "empirical" for the shares of the classes among `labels`.
         labels
             Integers [N], only with "empirical".
+
+        Returns
+        -------
+        Classifier
+            A network that shares its layers with this one, except the head.
 
         Examples
         --------

@@ -25,7 +25,7 @@ class Head(nn.Module):
 
     @property
     def structured(self) -> bool:
-        """Whether a code stands for the matrix of means."""
+        """Whether the means are those of a code, without a stored matrix."""
         return False
 
     def loss(self, z: Tensor, y: Tensor, name: str = "ce", reduction: str = "mean") -> Tensor:
@@ -41,6 +41,16 @@ class Head(nn.Module):
             One of `losses`.
         reduction
             "mean" (default) and "sum" return a scalar, "none" returns `[N]`.
+
+        Returns
+        -------
+        Tensor
+            A scalar, or losses `[N]`.
+
+        Raises
+        ------
+        ValueError
+            If the loss or the reduction is unknown, or features and classes do not fit the head.
         """
         if name not in self.losses:
             raise invalid("name", f"one of {self.losses} for a {type(self).__name__}", name)
@@ -53,18 +63,55 @@ class Head(nn.Module):
         return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
 
     def predict_proba(self, z: Tensor) -> Tensor:
-        """Class probabilities `[N, L]` of features `[N, p]`.
+        """Class probabilities. In float32 they are often exactly 0 or 1, so attacks should use the logits `head(z)`.
 
-        In float32 they are often exactly 0 or 1, so attacks should use the logits `head(z)`.
+        Parameters
+        ----------
+        z
+            Features `[N, p]`.
+
+        Returns
+        -------
+        Tensor
+            Probabilities `[N, L]`.
         """
         return self(z).softmax(1)
 
     def predict(self, z: Tensor) -> Tensor:
-        """Most probable class `[N]`, int64, of features `[N, p]`."""
+        """Predict the most probable class.
+
+        Parameters
+        ----------
+        z
+            Features `[N, p]`.
+
+        Returns
+        -------
+        Tensor
+            Classes `[N]`, int64.
+        """
         return self(z).argmax(1)
 
     def topk(self, z: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """The k largest logits of features `[N, p]`, largest first, and their classes, `[N, k]` each."""
+        """The k largest logits, largest first, and their classes.
+
+        Parameters
+        ----------
+        z
+            Features `[N, p]`.
+        k
+            Number of classes, at most L.
+
+        Returns
+        -------
+        tuple of Tensor
+            Logits `[N, k]`, and classes `[N, k]`, int64.
+
+        Raises
+        ------
+        ValueError
+            If `k` is not from 1 to L.
+        """
         k = check_count("k", k, 1)
         if k > self.num_classes:
             raise invalid("k", f"at most the {self.num_classes} classes", k)

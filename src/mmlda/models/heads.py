@@ -27,14 +27,14 @@ from mmlda.theory.codes import BinaryCode
 from mmlda.theory.distribution import LatentFit, check_floating, latent_fit
 from mmlda.theory.means import check_range, pairwise_distances, separated_means, settled_code
 
-PLAIN = 1 << 19  # entries that a matrix of means may have where it could be avoided
+PLAIN = 1 << 19  # largest number of entries in a matrix of means if a code can replace it
 
 
 class MaxMahalanobisHead(Head):
     r"""The MM-LDA head (Eq. 5): logits_k = z . (precision * mu_k) + log pi_k, without learnable parameters.
 
-    Means, log priors and precision are buffers: saved in `state_dict`, moved by `.to()`, and float32 at least whatever
-    the network's dtype. Logits have the wider of z's dtype and the means', also under autocast.
+    Means, log priors and precision are buffers: saved in `state_dict`, moved by `.to()`, and at least float32 whatever
+    the network's dtype. Logits have the wider dtype of z and the means, also under autocast.
 
     Where `separated_means` are a code of many classes, no matrix of means is stored (`means` is None): logits come from
     fast transforms, and "ce", `predict` and `topk` go over the classes in blocks, without `[N, L]` logits.
@@ -84,7 +84,7 @@ class MaxMahalanobisHead(Head):
     """
 
     losses = ("ce", "soft", "centre")
-    means: Tensor  # None where a code stands for them
+    means: Tensor  # None if the means are those of a code
     signs: Tensor  # int8 [bases, size]: the code; None where there are means
     scale: Tensor  # sqrt(C), beside the signs
     core: Tensor
@@ -131,7 +131,18 @@ class MaxMahalanobisHead(Head):
         return f"num_classes={self.num_classes}, dim={self.dim}, C={self.C:g}{precision}"
 
     def forward(self, z: Tensor) -> Tensor:
-        """Logits z . (precision * mu_k) + log pi_k: `[N, p]` -> `[N, L]`, float32 at least."""
+        """Compute logits z . (precision * mu_k) + log pi_k.
+
+        Parameters
+        ----------
+        z
+            Features `[N, p]`.
+
+        Returns
+        -------
+        Tensor
+            Logits `[N, L]`, float32 at least.
+        """
         self._check_features(z)
         if autocast(z):
             with torch.autocast(z.device.type, enabled=False):
@@ -151,11 +162,21 @@ class MaxMahalanobisHead(Head):
 
     @property
     def structured(self) -> bool:
-        """Whether a code stands for the matrix of means, which is then None."""
+        """Whether the means are those of a code; `means` is then None."""
         return self.means is None
 
     def class_means(self, classes: Tensor) -> Tensor:
-        """Means `[n, p]` of some classes, int64 `[n]`.
+        """Means of some classes.
+
+        Parameters
+        ----------
+        classes
+            Classes `[n]`, int64.
+
+        Returns
+        -------
+        Tensor
+            Means `[n, p]`.
 
         Examples
         --------
@@ -184,7 +205,18 @@ class MaxMahalanobisHead(Head):
         return self.loss_and_hits(z, y)[0]
 
     def predict(self, z: Tensor) -> Tensor:
-        """Most probable class `[N]`, int64, of features `[N, p]`."""
+        """Predict the most probable class.
+
+        Parameters
+        ----------
+        z
+            Features `[N, p]`.
+
+        Returns
+        -------
+        Tensor
+            Classes `[N]`, int64.
+        """
         return self.topk(z, 1)[1][:, 0] if self.structured else super().predict(z)
 
     def _topk(self, z: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -214,7 +246,18 @@ class MaxMahalanobisHead(Head):
         return self.precision / 2 * squared - self.log_priors.index_select(0, y) + normaliser
 
     def distances(self, z: Tensor) -> Tensor:
-        """Mahalanobis distances sqrt(precision) ||z - mu_k||: `[N, p]` -> `[N, L]`. Differentiable once."""
+        """Mahalanobis distances sqrt(precision) ||z - mu_k||, differentiable once.
+
+        Parameters
+        ----------
+        z
+            Features `[N, p]`.
+
+        Returns
+        -------
+        Tensor
+            Distances `[N, L]`.
+        """
         self._check_features(z)
         dtype = torch.promote_types(z.dtype, self.precision.dtype)
         if self.structured:
@@ -224,7 +267,20 @@ class MaxMahalanobisHead(Head):
         return pairwise_distances(z.to(dtype), self.means.to(dtype)) * self.precision.sqrt()
 
     def latent_fit(self, z: Tensor, y: Tensor) -> LatentFit:
-        """Measure how far features z `[N, p]` of classes y `[N]` are from N(mu_y, I / precision); see `latent_fit`."""
+        """Measure how far features are from N(mu_y, I / precision); see `mmlda.theory.latent_fit`.
+
+        Parameters
+        ----------
+        z
+            Features `[N, p]`.
+        y
+            Classes `[N]`, int64.
+
+        Returns
+        -------
+        LatentFit
+            Each measurement with its expected value.
+        """
         if self.structured:
             self._check_labels(y, len(z))
             classes, y = y.unique(return_inverse=True)
@@ -240,6 +296,11 @@ class MaxMahalanobisHead(Head):
             Class priors `[L]`, None for uniform, or "empirical" for the shares of the classes among `labels`.
         labels
             Classes `[N]`, for "empirical" only.
+
+        Returns
+        -------
+        MaxMahalanobisHead
+            The new head.
 
         Examples
         --------
@@ -348,7 +409,18 @@ class SoftmaxHead(Head, nn.Linear):
         self.register_buffer("log_priors", log_priors.to(self.weight.device, dtype))  # [L]
 
     def forward(self, z: Tensor) -> Tensor:
-        """Logits W z + b: `[N, p]` -> `[N, L]`, float32 at least."""
+        """Compute logits W z + b.
+
+        Parameters
+        ----------
+        z
+            Features `[N, p]`.
+
+        Returns
+        -------
+        Tensor
+            Logits `[N, L]`, float32 at least.
+        """
         self._check_features(z)
         weight, bias = self.weight, self.bias
         if z.dtype != weight.dtype and not autocast(z):
@@ -370,6 +442,11 @@ class SoftmaxHead(Head, nn.Linear):
             Class shares `[L]`, > 0; None for equal ones; or "empirical" for the shares among `labels`.
         labels
             Classes `[N]`, for "empirical" only.
+
+        Returns
+        -------
+        SoftmaxHead
+            The new head.
 
         Raises
         ------

@@ -43,8 +43,8 @@ LARGEST = 1 << 20  # of any other whole number
 
 
 def check_config(config: Any) -> dict[str, Any]:
-    """The description of a network as it is read from a file; a ValueError where it has an unknown key, a wrong type
-    or a number that no network has."""
+    """The description of a network from a file; a ValueError if a key is unknown, a type is wrong or a number is out
+    of range."""
     typed({"model": dict[str, Any]}, {"model": config})
     for key, value in config.items():
         check_choice("setting of model", key, CONFIG)
@@ -65,7 +65,7 @@ def restore(config: Any, weights: dict[str, Tensor], source: str | Path) -> Clas
     Raises
     ------
     ValueError
-        If the description is not one of a network, or the weights are of another.
+        If the description is invalid, or the weights do not fit it.
     """
     check_config(config)
     kind, keys = BACKBONES[config.get("backbone", "resnet")]
@@ -95,7 +95,7 @@ def restore(config: Any, weights: dict[str, Tensor], source: str | Path) -> Clas
 
 
 def fill(model: Any, weights: dict[str, Tensor], source: str | Path) -> Any:
-    """The network itself, with weights read from `source`; a ValueError where they do not fit."""
+    """The network itself, with weights read from `source`; a ValueError if they do not fit."""
     assert isinstance(model, nn.Module)
     try:
         own = model.state_dict()

@@ -5,7 +5,7 @@ transform of `s * z`, and those of the opposite rows are the negative. A basis c
 2 p^2, and its p signs are all that is stored.
 
 The cross-entropy goes over the bases in blocks, with a running maximum, sum of exponentials and mean direction, as
-flash attention does. Logits `[N, L]` never exist, and the backward pass has only a product left to do.
+flash attention does. Logits `[N, L]` are never stored, and the backward pass is a single product.
 
 Throughout, `z` is `[N, p]` with p the size of the code; `signs` int8 `[bases, p]`, without the standard basis, which
 comes last where the classes need one more; `core` the matrix of `core_matrix`; `weight` the factor of the unit vectors,
@@ -108,7 +108,7 @@ def topk(z: Tensor, signs: Tensor, core: Tensor, weight: Tensor, bias: Tensor, k
     return values, indices
 
 
-# An operator of its own is one node for torch.compile, whatever the number of blocks.
+# A registered operator is one node for torch.compile, whatever the number of blocks.
 @torch.library.custom_op("mmlda::code_cross_entropy", mutates_args=())
 def cross_entropy(
     z: Tensor, y: Tensor, signs: Tensor, core: Tensor, weight: Tensor, bias: Tensor, gradient: bool

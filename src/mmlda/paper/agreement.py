@@ -1,6 +1,6 @@
-"""Whether a record and its recomputation differ by rounding or by a lie: exact tests, and what they can notice.
+"""Whether rounding explains the difference between a record and its recomputation: exact tests and their power.
 
-Machines round differently, so that some images near a border change sides, about as many one way as the other. The
+Machines round differently, so some images near a border change sides, about as many one way as the other. The
 rates below bound how many. They were measured by recomputing results of this repository, made on an H200 with TF32
 where PyTorch uses it, on a CPU in float32.
 """
@@ -18,7 +18,7 @@ CLEAN = 2e-4  # labels without an attack (0 of 24,500)
 ATTACKED = 0.02  # BIM (14 of 6,900, 10 of 1,000), the worst case (0 of 110); C&W was not measured
 OTHERS = {
     "FGSM": 0.05,  # one step ends near the border (69 of 8,700, 9 of 300)
-    "ILCM": 0.08,  # its target is the least likely class, of which there are near ties (93 of 6,600, 48 of 1,000)
+    "ILCM": 0.08,  # its target is the least likely class, which is often a near tie (93 of 6,600, 48 of 1,000)
     "JSMA": 0.2,  # it chooses a pixel in each step: another one changes all that follow (22 of 240, 4 of 20)
 }
 
@@ -35,7 +35,7 @@ class Agreement:
     Attributes
     ----------
     differ
-        How many came out otherwise.
+        How many have another outcome.
     lost, won
         How many of these were right in the record and are wrong now, and the other way round.
     rate
@@ -64,8 +64,8 @@ class Agreement:
     def limit(self) -> float:
         """The smallest false change of the share of images that would be noticed with a probability of 95%.
 
-        The images that differ now are taken as rounding's. The change is to images all in one direction, of which
-        the draw finds a hypergeometric number. 1.0 where none would be noticed.
+        The images that differ now are attributed to rounding. The change affects images in one direction only, of
+        which the draw contains a hypergeometric number. 1.0 if none would be noticed.
 
         >>> Agreement(n=200, images=10_000, differ=0, lost=0, won=0, rate=CLEAN).limit
         0.031
@@ -89,7 +89,7 @@ class Agreement:
 
 
 def two_sided(lost: int, won: int) -> float:
-    """The probability that of so many images that change sides so few, or fewer, go the rarer way (McNemar's test).
+    """The probability that as few or fewer of the images that change sides go the rarer way (McNemar's test).
 
     >>> round(two_sided(11, 10), 2), two_sided(13, 0) < SIZE / TESTS
     (1.0, True)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 Interval = tuple[float, float]
 MUCH = 1.2  # times as far: what "much larger" is taken to mean
 NEARLY_ALL = 0.99
-ROOM = 0.8  # the accuracy of SR from which MM-LDA has little room to be better
+ROOM = 0.8  # at this accuracy of SR, MM-LDA has little room to be better
 ADVANTAGE = 0.1  # of MM-LDA over SR, which the paper's table has many times over
 
 RULES = {
@@ -40,7 +40,7 @@ RULES["fig3-recipe"] = RULES["fig3"]
 
 
 def above(interval: Interval, limit: float = 0.0) -> bool | None:
-    """Whether an interval lies above a limit; None where it contains it.
+    """Whether an interval lies above a limit; None if it contains it.
 
     >>> above((0.1, 0.2)), above((-0.2, -0.1)), above((-0.1, 0.1))
     (True, False, None)

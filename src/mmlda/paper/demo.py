@@ -56,7 +56,7 @@ def demo(out: str | Path = "demo", *, show: bool = True) -> tuple[Path, list[Res
 
 
 def lines(results: list[Result]) -> list[str]:
-    """The few numbers to see first: accuracy clean and under attack for both heads, and the audits' verdicts."""
+    """The key numbers: clean accuracy and accuracy under attack for both heads, and the audits' verdicts."""
     columns = [("clean", "")] + [(kind, f"{eps:g}") for eps in (0.04, 0.12, 0.2) for kind in ("BIM", "worst")]
     text = [f"{'accuracy (%)':12s}" + "".join(f"{kind:>8s} {eps:<4s}" for kind, eps in columns)]
     for row in (SR, MMLDA):

@@ -1,4 +1,4 @@
-"""What a result must say about itself: its fields again, from the code that makes them, and from its outcomes."""
+"""The fields that a result must have, recomputed by the code that makes them and from its outcomes."""
 
 from __future__ import annotations
 
@@ -104,12 +104,12 @@ def built_attack(name: str, settings: Any) -> attacks.Attack:
 
 
 def faults_and_unchecked(record: Record, attack: attacks.Attack | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Where a result does not say what it must, in words; and what was not compared."""
+    """The fields of a result that are not as expected, in words, and what was not compared."""
     result, expect = record.result, _evaluation if record.result.kind == "evaluation" else _of_paper
     try:
         expected, unchecked = expect(record, attack)
     except ValueError as error:  # it is in no table, so that no field can be compared
-        return (str(error),), ("all else that it says about itself",)
+        return (str(error),), ("its other fields",)
     faults = [*_differences(result, expected)]
     for field in dataclasses.fields(Result):
         if field.name not in (*expected, "network_sha256", "outcomes", "schema"):  # these were compared on loading
@@ -180,7 +180,7 @@ def _same_recipe(given: Any, wanted: dict[str, Any]) -> bool:
 
 
 def _evaluation(record: Record, attack: attacks.Attack | None) -> tuple[Fields, list[str]]:
-    """The fields of a result of `evaluate`. The attack is the user's choice, so that it is its own measure."""
+    """The fields of a result of `evaluate`. The attack is the user's choice, so it is not compared with a table."""
     result, data = record.result, record.data
     about = f"on {len(data)} images of {data.name}"
     blank = Result(name="x", kind="", what="", value=None)

@@ -181,7 +181,7 @@ def fig4(setup: Setup, *, search: tuple[int, int] = PAPERS_SEARCH) -> list[Resul
 
 
 def _noises(setup: Setup, net: Net, search: tuple[int, int]) -> tuple[Result, tuple[Tensor, float]] | None:
-    """One network's noises: the result, the correlations and the limit; None where fewer than two images break."""
+    """One network's noises: the result, the correlations and the limit; None if fewer than two images break."""
     result, _, folder = carlini(setup, net, "untargeted", search)
     part = setup.sets()[1].subset(slice(setup.images(MOST)))
     x, x_adv, labels = part.pixels().cpu(), adversarial_images(folder).float(), part.labels.cpu()

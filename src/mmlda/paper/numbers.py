@@ -64,7 +64,7 @@ NEAR |= {("table2", data): 0.05 for data in DATASETS} | {("table3", data): 0.2 f
 
 
 def reproduced(kind: str, dataset: str, ours: float | None, paper: float | None) -> tuple[bool | None, str]:
-    """Whether a number is the paper's, near enough, and the rule in words; None where the paper has none.
+    """Whether a number is the paper's, near enough, and the rule in words; None if the paper has none.
 
     >>> reproduced("table1", "cifar10", 0.0702, 0.0713), reproduced("table3", "mnist", 5.0, 8.56)[0]
     ((True, 'within 0.5 points of the paper'), False)
@@ -79,7 +79,7 @@ def reproduced(kind: str, dataset: str, ours: float | None, paper: float | None)
 
 
 def table2(dataset: str, row: Row, attack: str, eps: float | None) -> float | None:
-    """The paper's accuracy in a cell of Table 2, a share; None where it has none.
+    """The paper's accuracy in a cell of Table 2, a share; None if it has none.
 
     >>> table2("cifar10", MMLDA, "BIM", 0.04), table2("mnist", SAT, "JSMA", 0.04)
     (0.912, None)

@@ -104,17 +104,49 @@ class Setup:
 
     @property
     def work(self) -> Path:
+        """Folder for unfinished work."""
         return self.out / "work" / self.data
 
     def sets(self) -> tuple[ImageData, ImageData]:
+        """Load the data.
+
+        Returns
+        -------
+        tuple of ImageData
+            Training and test set.
+        """
         return _sets(self.data, self.root)
 
     def images(self, most: int | None = None) -> int:
-        """How many test images to attack."""
+        """Number of test images to attack.
+
+        Parameters
+        ----------
+        most
+            Upper limit (default: none).
+
+        Returns
+        -------
+        int
+            Number of images.
+        """
         return min(v for v in (self.n, most, len(self.sets()[1])) if v is not None)
 
     def recipe(self, row: Row, seed: int) -> Recipe:
-        """The paper's recipe for a network, with this setup's number of steps."""
+        """The paper's recipe for a network, with this setup's number of steps.
+
+        Parameters
+        ----------
+        row
+            Row of a table.
+        seed
+            Random seed.
+
+        Returns
+        -------
+        Recipe
+            The recipe.
+        """
         if row == SR_ADAM:
             recipe = dataclasses.replace(RECIPES[f"{self.data}-sr"], optimizer="adam", lr=1e-3)
         else:
@@ -122,12 +154,31 @@ class Setup:
         return dataclasses.replace(recipe.scaled(self.steps or recipe.steps), seed=seed)
 
     def tuning_note(self) -> str:
-        """The number of fine-tuning steps, where it is not the paper's."""
+        """The number of fine-tuning steps in words, if it is not the paper's.
+
+        Returns
+        -------
+        str
+            A remark, or "".
+        """
         full = round(RECIPES[f"{self.data}-sr"].steps * TUNING[self.data])
         return "" if self.tuning in (None, full) else f"{self.tuning} steps of fine-tuning, not {full}"
 
     def note(self, *more: str, n: int | None = None) -> str:
-        """The scale, where it is not the paper's: data, steps, images, and further remarks."""
+        """The scale in words, if it is not the paper's: data, steps, images, and further remarks.
+
+        Parameters
+        ----------
+        more
+            Further remarks.
+        n
+            Number of images.
+
+        Returns
+        -------
+        str
+            The remarks, or "".
+        """
         full, images = RECIPES[f"{self.data}-sr"].steps, len(self.sets()[1])
         words = ["digits are not a data set of the paper"] if self.data == "digits" else []
         if self.steps not in (None, full):

@@ -162,7 +162,7 @@ def _cell(
 
 
 def suspect_fields(setup: Setup, net: Net, view: str, attack: attacks.Attack, eps: float, n: int) -> Fields:
-    """What a result of a suspect says about itself."""
+    """The fields of a result about a suspect."""
     kind, settings = type(attack).__name__, describe_attack(attack)["settings"]
     words, name = named(setup, net, "suspect", slug(view), kind.lower(), f"{eps:g}")
     fields = net.fields(setup.data)
@@ -250,5 +250,5 @@ def _judged(setup: Setup, results: list[Result], found: list[dict[str, Any]]) ->
     fields: dict[str, Any] = {"name": "shipped", "cell": {"shipped": True}} if setup.shipped else {}
     fields |= {"value": float(sum(item["verdict"] == "explains" for item in found)), "unit": "cells"}
     n = min(r.n for r in results if r.cell["view"] != WORST and r.n is not None)
-    # a question of ours, which the paper does not decide
+    # our own question, not a claim of the paper
     return claim(setup, "suspects", what, None, series={"verdicts": found}, n=n, **fields)

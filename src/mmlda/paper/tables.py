@@ -59,7 +59,7 @@ def _test_error(setup: Setup, net: Net) -> Result:
 
 
 def table1_fields(setup: Setup, net: Net) -> Fields:
-    """What a result of Table 1 says about itself."""
+    """The fields of a result of Table 1."""
     words, name = named(setup, net, "table1")
     what = f"test error of {words} on {setup.data}"
     return {"name": name, "kind": "table1", "what": what, "note": setup.note()}
@@ -102,7 +102,7 @@ def table2(
     jsma: Sequence[tuple[str, str]] = JSMA,
     cells: Sequence[Cell] | None = None,
 ) -> list[Result]:
-    """Accuracy under the four attacks; every cell of the fine-tuned rows (SAT, HAT) has a network of its own.
+    """Accuracy under the four attacks; every cell of the fine-tuned rows (SAT, HAT) has its own network.
 
     `cells` restricts the fine-tuned rows to some (row, attack, eps). JSMA is run on both surfaces with both targets,
     which the paper leaves open.
@@ -137,7 +137,7 @@ def _table2_cell(setup: Setup, net: Net, attack: attacks.Attack, note: str = "")
 
 
 def table2_fields(setup: Setup, net: Net, attack: attacks.Attack, n: int, note: str = "") -> Fields:
-    """What a result of Table 2 says about itself."""
+    """The fields of a result of Table 2."""
     kind, eps = type(attack).__name__, attack.eps  # type: ignore[attr-defined]
     surface, target = (attack.surface, str(attack.target)) if isinstance(attack, attacks.JSMA) else ("", "")
     parts = filter(None, [kind.lower(), f"{eps:g}", surface, target])
@@ -180,7 +180,7 @@ def cw_attack(target: str, search: tuple[int, int]) -> attacks.CarliniWagner:
 
 
 def table3_fields(setup: Setup, net: Net, target: str, search: tuple[int, int], n: int) -> Fields:
-    """What a result of Table 3 says about itself."""
+    """The fields of a result of Table 3."""
     words, name = named(setup, net, "table3", target, attack="CarliniWagner")
     what = f"mean smallest C&W distortion ({target}) of {words} on {setup.data}"
     note = setup.note("" if search == PAPERS_SEARCH else f"C&W at {search[0]} x {search[1]}, not 9 x 10000", n=n)

@@ -1,4 +1,4 @@
-"""Whether a committed number is true: recompute a part of the images behind it, and compare all that it says."""
+"""Verify a stored result: recompute some of the images behind it, and compare all of its fields."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FAR = 0.1  # and that of one image, which else counts as another outcome
 
 @dataclass(frozen=True)
 class Verification:
-    """What came out of recomputing images behind a result, drawn at random with `seed`.
+    """The outcome of recomputing images behind a result, drawn at random with `seed`.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class Verification:
         Recomputed over claimed mean distance of images broken both times, for minimum-norm attacks: of L2 and of the
         distortion, the factor further from 1.
     faults
-        Where the result does not say what its table, network, data and outcomes make it say.
+        Fields that do not follow from the result's table, network, data and outcomes.
     unchecked
         What was not compared.
     """
@@ -102,21 +102,21 @@ def verify(
     root: str | Path | None = None,
     device: torch.device | str = "cpu",
 ) -> Verification:
-    """Recompute `n` of the images behind a result, drawn at random, and compare all that the result says.
+    """Recompute `n` of the images behind a result, drawn at random, and compare all of its fields.
 
-    The SHA-256 of the network's weights and of the data must be the result's. The attack that is run is the table's
-    own, which the result's settings must describe. What follows from the outcomes, the table and the paper (value,
-    interval, numbers, verdict, words) must be as this code makes it. A true result fails by chance in at most one of
-    1,000 verifications.
+    The SHA-256 of the network's weights and of the data must be the result's. The attack is that of the table, and the
+    result's settings must describe it. What follows from the outcomes, the table and the paper (value, interval,
+    numbers, verdict, words) must be as this code computes it. A true result fails by chance in at most one of 1,000
+    verifications.
 
     Parameters
     ----------
     path
         The JSON file of a result, or `table.jsonl#name`.
     n
-        Number of images to recompute; by default all without an attack, 1,000 for FGSM, BIM and ILCM, and 200 else.
+        Number of images to recompute (default: all without an attack, 1,000 for FGSM, BIM and ILCM, otherwise 200).
     seed
-        Random seed of the draw; by default a new one each time, so that nobody can know which outcomes must be true.
+        Random seed of the draw (default: a new one each time, so the checked outcomes cannot be known in advance).
     network
         The network's path or name; by default the one that ships with these weights, or that in `networks/` beside
         the result.
@@ -128,12 +128,12 @@ def verify(
     Returns
     -------
     Verification
-        `agrees` is the conclusion; printing it shows the numbers, what would be noticed, and what was not checked.
+        `agrees` is the conclusion; printing it shows the numbers, the detection limit, and what was not checked.
 
     Raises
     ------
     ValueError
-        If the result has no outcomes, or its network, data or attack are not found or are others.
+        If the result has no outcomes, or its network, data or attack are not found or differ.
     """
     result, folder = Result.load(path), Path(path).parent
     if n is not None:
@@ -192,7 +192,7 @@ def _recompute(
 
 
 def _outcomes(result: Result, folder: Path) -> Outcomes:
-    """The outcomes beside a result; a ValueError where it has none, or not those that its kind needs."""
+    """The outcomes beside a result; a ValueError if it has none, or not those that its kind needs."""
     claimed = {} if result.outcomes is None else unpacked(result.read_outcomes(folder))
     if result.kind not in KINDS or "clean" not in claimed or result.data is None:
         kinds = f"{', '.join(KINDS[:-1])} or {KINDS[-1]}"
@@ -226,7 +226,7 @@ def _alike(found: Agreement) -> str:
 
 
 def _network(result: Result, folder: Path, given: str | Path | None) -> tuple[nn.Module, str]:
-    """The network of a result, and the name under which it ships or ""; a ValueError where it has other weights."""
+    """The network of a result, and the name under which it ships or ""; a ValueError if it has other weights."""
     wanted = result.network_sha256
     for ships in zoo.names():  # it may have had another name where it was made
         if _shipped_digest(ships) == wanted:
@@ -257,7 +257,7 @@ def _find_network(result: Result, folder: Path) -> nn.Module:
 
 
 def _data(result: Result, root: str | Path | None) -> ImageData:
-    """The images of a result, by their digest. The dataset is a known name: what a result says is never a path."""
+    """The images of a result, by their digest. The dataset must be a known name; a result's text is never a path."""
     about: dict[str, Any] = result.data or {}
     check_choice("dataset", about["name"], CLASSES)
     if not isinstance(about["images"], int):

@@ -50,7 +50,7 @@ def under_worst_case(setup: Setup, jobs: Sequence[tuple[Net, float]]) -> list[Re
 
 
 def worst_fields(setup: Setup, net: Net, eps: float, n: int) -> Fields:
-    """What a result about the worst case says about itself."""
+    """The fields of a result about the worst case."""
     words, name = named(setup, net, "worst", f"{eps:.4g}", attack="WorstCase")
     what = f"accuracy of {words} under the worst case at {eps:.4g} on {setup.data}"
     note = setup.note(setup.tuning_note() if net.row.fine_tuning else "", n=n)

@@ -1,10 +1,10 @@
-"""Results -> one self-contained HTML page. Needs no model, no data, no GPU and, to be read, no network.
+"""Results as one self-contained HTML page, made without a model, data or a GPU and readable offline::
 
     build("results", "report.html")
 
 `entries.py` puts results in the page's order; `tables.py`, `summary.py` and `gallery.py` make plain records of them,
-`figures.py` draws, `glossary.py` defines abbreviations, `page.html` is the layout. Whatever a result file holds is text
-to the page: the template escapes it, and the page's security policy runs no script but its own.
+`figures.py` draws, `glossary.py` defines abbreviations, `page.html` is the layout. The content of result files is
+treated as text: the template escapes it, and the page's security policy runs only the page's own script.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TITLE = "Max-Mahalanobis LDA networks, measured"
 
 @dataclass(frozen=True)
 class Plot:
-    """A drawing, what it shows for those who cannot see it, and the results it is drawn from."""
+    """A drawing, its text alternative, and the results it is drawn from."""
 
     svg: str
     label: str
@@ -40,7 +40,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of the paper: its drawings, what was found in words, and the notes under it."""
+    """A figure of the paper: its drawings, the findings in words, and the notes under it."""
 
     id: str
     title: str
@@ -51,7 +51,7 @@ class Figure:
 
 
 def build(results: str | Path, out: str | Path, *, title: str | None = None) -> Path:
-    """Write the page about all results in a folder and below it.
+    """Write a page about all results in a folder and its subfolders.
 
     The same results give the same bytes. Parts without results are left out; trained networks without results are
     listed.
@@ -73,7 +73,7 @@ def build(results: str | Path, out: str | Path, *, title: str | None = None) -> 
     Raises
     ------
     ValueError
-        A folder without results.
+        If the folder has no results.
     """
     entries = load(results)
     page = render(entries, title, unmeasured(Path(results), entries))
@@ -113,7 +113,7 @@ def render(entries: list[Entry], title: str | None = None, runs: Sequence[str] =
         loader=FileSystemLoader(here), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     script = (here / "page.js").read_text(encoding="utf-8")
-    # Runs by its hash: a script that came in with a result would not, even if one slipped through the escaping.
+    # Allowed by its hash: a script inside a result would not run, even if it slipped through the escaping.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     found, groups = summary.verdicts(entries), summary.key_numbers(entries)
     audits = [(verdict, _audit(verdict.entry)) for verdict in found]
@@ -150,7 +150,7 @@ def render(entries: list[Entry], title: str | None = None, runs: Sequence[str] =
 
 
 def _drawn(entries: list[Entry], key: str, draw: Callable[[str], str], label: str, caption: str) -> Plot:
-    """A plot by a function of its prefix, which no other drawing on the page has; a series that is no good is named."""
+    """A plot by a function of its prefix, which must be unique on the page; the error names an invalid series."""
     from markupsafe import Markup
 
     try:
@@ -169,13 +169,13 @@ def _figure(
 
 
 def _found(entries: list[Entry], *names: str) -> list[str]:
-    """What was found on some claims, in words."""
+    """The findings on some claims, in words."""
     claims = [e for e in of_kind(entries, "claim") if e.result.claim in names]
     return [f"{e.data}: {str(e.result.what).rstrip('.')}." for e in claims]
 
 
 def _audit(entry: Entry) -> list[Plot]:
-    """The drawings of an audit, those that it has the numbers for."""
+    """The drawings of an audit for which it has numbers."""
     where, series, made = f"{entry.model} on {entry.data}" if entry.model else entry.data, entry.result.series, []
     if rows := series.get("accuracies"):
         label = f"Bar chart: accuracy of {where} by loss and surface"
@@ -228,7 +228,7 @@ def _latent(entries: list[Entry]) -> list[Figure]:
     plots = []
     for e in found:
         caption = f"{e.data} · {e.model}" + (f", silhouette {fixed(e.value, 2)}" if e.value is not None else "")
-        label = f"Scatter plot: latent features of {e.model} on {e.data}, a colour a class"
+        label = f"Scatter plot: latent features of {e.model} on {e.data}, one colour per class"
         plots.append(_drawn([e], "latent", partial(figures.latent, e.result.series), label, caption))
     about = "Features of test images in two dimensions (t-SNE); each class’s number stands at its median."
     return _figure("fig2", "Figure 2. Latent features", about, plots, _found(entries, "fig2", "latent"), found)

@@ -1,4 +1,4 @@
-"""Results as the page handles them: numbered, in the page's order, and numbers as they are set."""
+"""Results as the page handles them: numbered, in the page's order, with numbers as text."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Entry:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Both ends as they are printed; None where they are not two numbers."""
+        """Both ends as they are printed; None if they are not two numbers."""
         ends = self.result.interval
         both = [self._printed(end) for end in ends] if isinstance(ends, tuple) and len(ends) == 2 else []
         return (both[0], both[1]) if both and None not in both else None  # type: ignore[return-value]
@@ -92,7 +92,7 @@ class Entry:
 
 
 def number(value: Any) -> float | None:
-    """A finite number, or None for whatever else a file may hold.
+    """A finite number, or None for anything else a file may hold.
 
     >>> number(3), number("3"), number(float("nan")), number(True)
     (3.0, None, None, None)
@@ -112,7 +112,7 @@ def percent(share: float) -> float:
 
 
 def fixed(value: float | None, digits: int = 1, sign: bool = False) -> str:
-    """A number as it is set in a table, with a true minus; a dash where there is none.
+    """A number as text for a table, with a true minus; a dash if there is none.
 
     >>> fixed(-0.04), fixed(-91.2, sign=True), fixed(None)
     ('0.0', '−91.2', '–')
@@ -155,7 +155,7 @@ def of_kind(entries: list[Entry], kind: str) -> list[Entry]:
 
 
 def grouped(entries: list[Entry], key: Callable[[Entry], Any]) -> dict[Any, list[Entry]]:
-    """Entries by key, keys in the order they first come."""
+    """Entries by key, with keys in order of first appearance."""
     groups: dict[Any, list[Entry]] = {}
     for entry in entries:
         groups.setdefault(key(entry), []).append(entry)
@@ -163,7 +163,7 @@ def grouped(entries: list[Entry], key: Callable[[Entry], Any]) -> dict[Any, list
 
 
 def notes_of(entries: list[Entry], most: int = 4) -> list[str]:
-    """What the results say has to be known before quoting them: their scale, above all."""
+    """The notes of results, which a reader must know before quoting them, such as their scale."""
     notes = []
     several = len({entry.data for entry in entries}) > 1
     for note, group in grouped([entry for entry in entries if entry.result.note], lambda e: str(e.result.note)).items():

@@ -1,7 +1,7 @@
 """The figures of the page: matplotlib's SVG, made to live inside HTML.
 
-Each panel is a drawing of its own, so that a phone can stack them. Colours are placeholders which become the page's
-CSS variables, so that a drawing follows the theme; texts stay texts; nothing depends on the time or the process.
+Each panel is a separate drawing, so that a phone can stack them. Colours are placeholders that become the page's
+CSS variables, so that a drawing follows the theme; text stays text; nothing depends on the time or the process.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STYLE |= {f"{axis}tick.{kind}.size": 0.0 for axis in "xy" for kind in ("major", 
 
 
 def latent(series: Mapping[str, Any], prefix: str) -> str:
-    """Fig. 2: the latent features in two dimensions, a colour a class, its number at its median."""
+    """Fig. 2: the latent features in two dimensions, one colour per class, with its number at its median."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
@@ -138,7 +138,7 @@ def curves(lines: Sequence[Mapping[str, Any]], prefix: str) -> str:
 
 
 def accuracies(rows: Sequence[Mapping[str, Any]], model: str, prefix: str) -> str:
-    """Of an audit: what each loss and surface leaves, as bars with the name above each; intervals as whiskers."""
+    """Of an audit: the accuracy under each loss and surface, as bars with the name above; intervals as whiskers."""
     sizes = {row.get("eps") for row in rows}
 
     def draw(ax: Axes) -> None:
@@ -161,7 +161,7 @@ def accuracies(rows: Sequence[Mapping[str, Any]], model: str, prefix: str) -> st
 
 
 def robustness(lines: Sequence[tuple[str, Mapping[float, float], Mapping[float, float]]], prefix: str) -> str:
-    """Accuracy against the perturbation, a colour per network: ours as a line, the paper's dashed."""
+    """Accuracy against the perturbation, one colour per network: ours as a line, the paper's dashed."""
 
     def draw(ax: Axes) -> None:
         for k, (model, ours, paper) in enumerate(lines):
@@ -211,7 +211,7 @@ def colour(model: str, otherwise: int = 1) -> str:
 
 
 def plain(value: Any) -> str:
-    """A number in few digits, on an axis or as a class; words as they are.
+    """A number in few digits, on an axis or as a class; words are returned unchanged.
 
     >>> plain(0.0001), plain(3.0), plain(1e6), plain("cat")
     ('0.0001', '3', '1e6', 'cat')
@@ -234,7 +234,7 @@ def _span(values: np.ndarray) -> tuple[float, float]:
 
 
 def _legend(ax: Axes) -> None:
-    """Above the axes, where it covers nothing."""
+    """Place the legend above the axes, where it covers nothing."""
     lengths = [len(label) for label in ax.get_legend_handles_labels()[1]]
     columns = 3 if sum(lengths) < 44 else 2 if max(lengths) < 22 else 1
     space = {"borderaxespad": 0.2, "handlelength": 1.6, "columnspacing": 1.2}
@@ -254,7 +254,7 @@ def _panel(draw: Any, prefix: str, height: float = HEIGHT, width: float = WIDTH)
 
 
 def _inline(figure: Figure, prefix: str) -> str:
-    """The figure as an `<svg>` for use inside HTML: own ids, the page's colours and fonts, short numbers."""
+    """The figure as an `<svg>` for use inside HTML: unique ids, the page's colours and fonts, short numbers."""
     buffer = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)

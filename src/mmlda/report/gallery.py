@@ -1,4 +1,4 @@
-"""Adversarial images as small PNG files inside the page: the image, the noise, and what became of it."""
+"""Adversarial images as small PNG files inside the page: the image, the noise, and the adversarial image."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from mmlda.report.entries import Entry, by_data, by_model, fixed, of_kind
 
-MOST = 12  # pictures a panel
+MOST = 12  # pictures per panel
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Panel:
-    """What one network's attack made: shown together, behind one tab."""
+    """The images of an attack on one network, shown together behind one tab."""
 
     id: str
     title: str
@@ -45,7 +45,7 @@ def panels(entries: list[Entry]) -> list[Panel]:
     for entry in found:
         about = entry.result.outcomes
         if about is None or not (entry.folder / str(about.get("file", "")).partition("#")[0]).is_file():
-            continue  # the images were left behind; the number stands without them
+            continue  # the images are missing; the number is shown without them
         pictures, count, gain = _pictures(entry)
         if not pictures:
             continue

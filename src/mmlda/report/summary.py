@@ -1,4 +1,4 @@
-"""What the page says first: the verdict, the paper's claims, the key numbers, and where all of it comes from."""
+"""The top of the page: the verdict, the paper's claims, the key numbers, and their provenance."""
 
 from __future__ import annotations
 
@@ -66,18 +66,18 @@ class Card:
 
 @dataclass(frozen=True)
 class Finding:
-    """Whether a claim holds in one place, and what was found there."""
+    """Whether a claim holds on one dataset, and the finding there."""
 
     where: str
     holds: bool | None
     words: str
     ids: tuple[int, ...]
-    judged: bool = True  # False for an answer to a question of ours
+    judged: bool = True  # False if the question is ours, not the paper's
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper and what became of it."""
+    """A sentence of the paper and its verdicts."""
 
     part: str
     sentence: str
@@ -95,7 +95,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Tile:
-    """A key number, and in a line what to compare it with."""
+    """A key number, with a line of numbers to compare it with."""
 
     label: str
     cell: Cell
@@ -148,7 +148,7 @@ def _printed(value: Any, unit: Any) -> float | None:
 
 
 def title(entries: list[Entry]) -> str:
-    """Of a page without numbers of the paper: which networks were measured on what."""
+    """The title of a page without numbers of the paper: which networks were measured on which data."""
     models, data = (list(dict.fromkeys(w for w in words if w)) for words in zip(*((e.model, e.data) for e in entries)))
     who = _listed(models) if 0 < len(models) < 3 else f"{len(models)} networks" if models else "Results"
     return f"{who} on {_listed(data)}" if 0 < len(data) < 4 else who
@@ -181,7 +181,7 @@ def _listed(names: list[str]) -> str:
 
 
 def claims(entries: list[Entry]) -> list[Claim]:
-    """The paper's claims: its sentences as the results quote them, then its tables, data set by data set."""
+    """The paper's claims: its sentences as the results quote them, then its tables, dataset by dataset."""
     made = []
     for kind, part in TITLES.items():
         here = of_kind(entries, kind)
@@ -333,7 +333,7 @@ def unplaced(entries: list[Entry], markup: str) -> list[tuple[str, tuple[int, ..
 
 
 def scale(entries: list[Entry], most: int = 6) -> list[tuple[str, str]]:
-    """What the results' notes say, each with what it is about: the scale, where it is not the paper's."""
+    """The notes of the results, each with its subject, such as a scale that is not the paper's."""
     made = []
     names = list(TITLES.values())
     noted = sorted((e for e in entries if e.result.note and e.result.kind != "claim"), key=lambda e: by_data(e.data))
@@ -376,7 +376,7 @@ POOLED = ("recipe_settings", "attack_settings", "data", "versions", "device", "c
 
 
 def provenance(entries: list[Entry]) -> dict[str, Any]:
-    """All that the page can say of each number. What many results share (recipes, versions, ...) is there once."""
+    """Everything the page shows about each number. What many results share (recipes, versions, ...) is stored once."""
     pool: list[Any] = []
     seen: dict[str, int] = {}
 

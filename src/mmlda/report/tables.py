@@ -22,7 +22,7 @@ MARKS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """What one cell of a table shows."""
+    """One cell of a table."""
 
     text: str
     sort: float | str | None = None  # what its column sorts by; None comes last either way
@@ -43,7 +43,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table as it stands on the page; rows have one cell a column."""
+    """A table of the page; rows have one cell per column."""
 
     id: str
     title: str
@@ -118,7 +118,7 @@ def mean_number(entries: list[Entry], name: str, digits: int, scale: float = 1.0
 
 
 def agreement(entries: list[Entry]) -> str:
-    """How often the paper's number lies in our interval, in words; "" where that cannot be said."""
+    """How often the paper's number lies in our interval, in words; "" if that cannot be decided."""
     inside = [e.interval[0] <= e.paper <= e.interval[1] for e in entries if e.paper is not None and e.interval]
     if not inside:
         return ""
@@ -164,7 +164,7 @@ def table1(entries: list[Entry]) -> list[Table]:
 
 
 def variant(entry: Entry) -> str:
-    """An attack, with what tells it from others of its name."""
+    """An attack, with what distinguishes it from others of its name."""
     more = [word for word in (entry.at("surface"), entry.target) if word]
     return entry.attack + (f" ({', '.join(more)})" if more else "")
 
@@ -326,13 +326,13 @@ def evaluated(entries: list[Entry]) -> list[list[Entry]]:
 
 
 def _settings(entry: Entry) -> dict[str, Any]:
-    """The settings of an attack that change what it measures."""
+    """The settings that affect what an attack measures."""
     neutral = ("seed", "batch_size", "memory_limit")
     return {key: value for key, value in (entry.result.attack_settings or {}).items() if key not in neutral}
 
 
 def attack_name(entry: Entry, entries: list[Entry]) -> str:
-    """An attack in words, with the settings that tell it from others of its name and eps; "" without an attack."""
+    """An attack in words, with the settings that distinguish it from others of its name and eps; "" without one."""
     place = lambda e: (e.data, e.model, variant(e), e.eps)  # noqa: E731
     same = [_settings(e) for e in entries if place(e) == place(entry)]
     return ", ".join([variant(entry), *differing(_settings(entry), same)])
@@ -357,5 +357,5 @@ def evaluations(entries: list[Entry]) -> list[Table]:
 
 
 def tables(entries: list[Entry]) -> list[Table]:
-    """Every table that there are results for."""
+    """Every table for which there are results."""
     return [*table1(entries), *table2(entries), *table3(entries), *evaluations(entries)]

@@ -76,7 +76,20 @@ def attack_labels(results: Sequence[Result]) -> list[str]:
 
 
 def differing(own: dict[str, Any], others: Sequence[dict[str, Any]]) -> list[str]:
-    """The settings of an attack that are not those of all the `others`, such as "steps=10"."""
+    """Name the settings in which an attack differs from any of the `others`, such as "steps=10".
+
+    Parameters
+    ----------
+    own
+        Settings of the attack, by name.
+    others
+        Settings of the attacks to tell it from.
+
+    Returns
+    -------
+    list of str
+        The settings as text.
+    """
     keys = [key for key in own if any(other.get(key) != own[key] for other in others)]
     short = [f"{key}={own[key]}" for key in keys if not isinstance(own[key], list | dict)]
     return short if len(short) == len(keys) else [*short, f"list {1 + list(others).index(own)}"]  # too long for a label

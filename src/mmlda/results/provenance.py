@@ -24,6 +24,11 @@ def device_name(device: torch.device | str) -> str:
     device
         Such as "cpu" or "cuda:0".
 
+    Returns
+    -------
+    str
+        The name.
+
     Examples
     --------
     >>> bool(device_name("cpu"))
@@ -37,6 +42,11 @@ def device_name(device: torch.device | str) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of the software that numbers depend on, and the number of threads.
+
+    Returns
+    -------
+    dict of str to str
+        The versions by name.
 
     Examples
     --------
@@ -54,12 +64,17 @@ def versions() -> dict[str, str]:
 
 
 def measured_on(device: torch.device | str) -> dict[str, Any]:
-    """Fields of `Result` that say where a number was measured: device, versions and commit.
+    """Fields of `Result` that record where a number was measured: device, versions and commit.
 
     Parameters
     ----------
     device
         Such as "cpu" or "cuda:0".
+
+    Returns
+    -------
+    dict
+        `device`, `versions` and `commit`.
 
     Examples
     --------
@@ -70,7 +85,7 @@ def measured_on(device: torch.device | str) -> dict[str, Any]:
 
 
 def traced(model: Any, data: Any, device: torch.device | str, name: str = "") -> dict[str, Any]:
-    """Fields of `Result` that say what was measured, and where.
+    """Fields of `Result` that record what was measured, and where.
 
     Parameters
     ----------
@@ -106,12 +121,17 @@ def traced(model: Any, data: Any, device: torch.device | str, name: str = "") ->
 
 
 def head_of(model: Any) -> str:
-    """Head of a network: "softmax" or "mmlda", or "" for a network without a `config`.
+    """Head of a network.
 
     Parameters
     ----------
     model
         Any model.
+
+    Returns
+    -------
+    str
+        "softmax" or "mmlda"; "" for a network without a `config`.
 
     Examples
     --------
@@ -151,7 +171,12 @@ def weights_digest(state_dict: Mapping[str, torch.Tensor]) -> str:
 
 @functools.cache
 def code_version() -> str:
-    """Commit of this code: 12 digits, with a "+" if files have changed since; "" outside a git checkout.
+    """Commit of this code.
+
+    Returns
+    -------
+    str
+        12 digits, with a "+" if files have changed since; "" outside a git checkout.
 
     Examples
     --------

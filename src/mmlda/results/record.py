@@ -1,6 +1,6 @@
 """A result: a number, the paper's number beside it, and everything needed to judge and check it.
 
-Results connect measurements with whatever reads them, so this module needs only the standard library. A job writes one
+Results connect measurements with their readers, so this module needs only the standard library. A job writes one
 JSON file per result, with the outcome of every image (predictions, distances, adversarial images) in a safetensors file
 beside it. `mmlda.results.pack` gathers the results of a table in one file of each kind. `find_results`, `find_result`
 and `Result.load` read both layouts.
@@ -162,6 +162,11 @@ class Result:
         **fields
             Further fields of the result; `value`, `unit`, `interval` and `n` are set here.
 
+        Returns
+        -------
+        Result
+            The result.
+
         Examples
         --------
         >>> Result.counted(8, 10, name="x", kind="table2", what="accuracy").value
@@ -224,6 +229,11 @@ class Result:
         ----------
         path
             `name.json`, or `table.jsonl#name` for a packed result.
+
+        Returns
+        -------
+        Result
+            The result.
 
         Raises
         ------
@@ -289,14 +299,25 @@ class Result:
 
 
 def load_all(folder: str | Path) -> list[Result]:
-    """Read the results in a folder and its subfolders, sorted by name; see `find_results`."""
+    """Read the results in a folder and its subfolders, sorted by name; see `find_results`.
+
+    Parameters
+    ----------
+    folder
+        Folder to search.
+
+    Returns
+    -------
+    list of Result
+        The results, without their paths.
+    """
     return list(find_results(folder).values())
 
 
 def find_results(folder: str | Path) -> dict[str, Result]:
     """Read the results in a folder and its subfolders, packed or not.
 
-    A result in a file of its own replaces a packed one of the same name in the same folder or below, since it is newer.
+    A result in its own file replaces a packed one of the same name in the same folder or below, since it is newer.
     Files of other kinds are skipped, with a warning where they are not JSON. A subfolder of work (with a `work.json`)
     counts only where no result outside has its name: `evaluate` and `reproduce` store their results above it, `attack`
     leaves its result in it.
@@ -346,6 +367,13 @@ def find_results(folder: str | Path) -> dict[str, Result]:
 
 def find_result(folder: str | Path, name: str) -> Result | None:
     """Read the result of one name: from its own file, or packed in the folder or one directly below it.
+
+    Parameters
+    ----------
+    folder
+        Folder to search.
+    name
+        Name of the result.
 
     Returns
     -------

@@ -3,7 +3,7 @@ r"""Structured means: spherical codes in closed form for far more classes than d
 In `p = 2^m` dimensions let `H` be Sylvester's Hadamard matrix and `Q` a quadratic form on GF(2)^m. The rows of
 `H diag((-1)^Q) / sqrt(p)` are an orthonormal basis, and two such bases have cosines of absolute value 0 or
 `2^(-r/2)`, where r is the rank of the difference of their forms. So a set of forms whose differences all have a high
-rank gives a code: every basis with both signs, and the standard basis besides.
+rank gives a code: every basis with both signs, and the standard basis.
 
 - m even: a Kerdock set, p / 2 forms with differences of full rank. p (p + 2) means, largest cosine 1 / sqrt(p).
 - m odd: Gold's forms Tr(b x^3), p forms with differences of rank m - 1. 2p (p + 1) means, largest cosine sqrt(2 / p).
@@ -37,7 +37,7 @@ class BinaryCode:
     m
         Logarithm of the dimension, 2 to 16.
     level
-        How often the cosine was doubled to make room for more means.
+        Number of times the cosine was doubled to make room for more means.
 
     Examples
     --------
@@ -67,12 +67,12 @@ class BinaryCode:
 
     @property
     def max_cosine(self) -> float:
-        """Largest cosine; the first L means may stay below it where they are not all."""
+        """Largest cosine of the whole code; the first L means may stay below it."""
         return _cosine(self.m, self.level)
 
     @property
     def bases(self) -> int:
-        """Number of bases, the last perhaps in part."""
+        """Number of bases; the last one may be incomplete."""
         return -(-self.num_classes // (2 * self.size))
 
     @property
@@ -81,11 +81,28 @@ class BinaryCode:
         return self.bases > _forms(self.m, self.level)
 
     def signs(self) -> np.ndarray:
-        """The signs (-1)^Q of each basis but the standard one, int8 `[bases, 2^m]`."""
+        """Compute the signs (-1)^Q of each basis except the standard one.
+
+        Returns
+        -------
+        ndarray
+            Signs `[bases, 2^m]`, int8.
+        """
         return _signs(self.m, self.level, self.bases - self.standard)
 
     def means(self, norm: float = 1.0) -> np.ndarray:
-        """The means `[L, 2^m]` of this norm, float64."""
+        """Compute the means.
+
+        Parameters
+        ----------
+        norm
+            Norm of each mean.
+
+        Returns
+        -------
+        ndarray
+            Means `[L, 2^m]`, float64.
+        """
         size = self.size
         out = np.empty((self.bases, size, 2, size))
         basis = norm / math.sqrt(size) * hadamard(size)
@@ -100,6 +117,16 @@ class BinaryCode:
 def capacity(m: int, level: int = 0) -> int:
     """Number of means of the code in 2^m dimensions.
 
+    Parameters
+    ----------
+    m, level
+        As in `BinaryCode`.
+
+    Returns
+    -------
+    int
+        Number of means.
+
     Examples
     --------
     >>> [capacity(6, level) for level in (0, 1, 2)], capacity(10)
@@ -109,9 +136,21 @@ def capacity(m: int, level: int = 0) -> int:
 
 
 def binary_code(num_classes: int, dim: int) -> BinaryCode | None:
-    """The code with the smallest largest cosine for L means in at most p dimensions; None where none has as many.
+    """Choose the code with the smallest largest cosine for L means in at most p dimensions.
 
-    Where several have it, it is the one in the most dimensions.
+    Among equal ones, the code in the most dimensions is chosen.
+
+    Parameters
+    ----------
+    num_classes
+        Number of means L.
+    dim
+        Largest dimension p.
+
+    Returns
+    -------
+    BinaryCode or None
+        None if no code has enough means.
 
     Examples
     --------
@@ -137,6 +176,13 @@ class ChirpCode:
     value 1 / sqrt(d) across bases; times 1, -1, i and -i they are 4d (d + 1) real vectors with that largest cosine,
     sqrt(2 / p) for p = 2d.
 
+    Parameters
+    ----------
+    num_classes
+        Number of means L, at most 4d (d + 1).
+    d
+        Odd prime.
+
     Examples
     --------
     >>> code = ChirpCode(num_classes=100, d=5)
@@ -159,7 +205,18 @@ class ChirpCode:
         return 1 / math.sqrt(self.d)
 
     def means(self, norm: float = 1.0) -> np.ndarray:
-        """The means `[L, 2d]` of this norm, float64."""
+        """Compute the means.
+
+        Parameters
+        ----------
+        norm
+            Norm of each mean.
+
+        Returns
+        -------
+        ndarray
+            Means `[L, 2d]`, float64.
+        """
         d, bases = self.d, -(-self.num_classes // (4 * self.d))
         x = np.arange(d)
         a, b = np.arange(min(bases, d))[:, None, None], x[:, None]
@@ -173,7 +230,19 @@ class ChirpCode:
 
 
 def chirp_code(num_classes: int, dim: int) -> ChirpCode | None:
-    """The chirps of the largest odd prime d <= p / 2; None where they are too few.
+    """Choose the chirps of the largest odd prime d <= p / 2.
+
+    Parameters
+    ----------
+    num_classes
+        Number of means L.
+    dim
+        Largest dimension p.
+
+    Returns
+    -------
+    ChirpCode or None
+        None if it has too few means.
 
     Examples
     --------
@@ -185,7 +254,17 @@ def chirp_code(num_classes: int, dim: int) -> ChirpCode | None:
 
 
 def hadamard(size: int) -> np.ndarray:
-    """Sylvester's Hadamard matrix, int8 `[size, size]`; `size` is a power of two.
+    """Sylvester's Hadamard matrix.
+
+    Parameters
+    ----------
+    size
+        A power of two.
+
+    Returns
+    -------
+    ndarray
+        Matrix `[size, size]` of signs, int8.
 
     Examples
     --------

@@ -163,7 +163,18 @@ class MaxMahalanobisDistribution(Distribution):
         return f"MaxMahalanobisDistribution(num_classes={self.num_classes}, dim={self.dim}{batch})"
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> MaxMahalanobisDistribution:
-        """The same distribution with a larger batch shape; see `torch.distributions.Distribution.expand`."""
+        """Expand the batch shape, as `torch.distributions.Distribution.expand` does.
+
+        Parameters
+        ----------
+        batch_shape
+            The new batch shape.
+
+        Returns
+        -------
+        MaxMahalanobisDistribution
+            The expanded distribution.
+        """
         new = self._get_checked_instance(MaxMahalanobisDistribution, _instance)
         batch = torch.Size(batch_shape)
         new.num_classes, new.dim = self.num_classes, self.dim
@@ -220,15 +231,48 @@ class MaxMahalanobisDistribution(Distribution):
             return z.transpose(0, 1).reshape((*shape, p)), y.T.reshape(shape)
 
     def sample(self, sample_shape: Any = ()) -> Tensor:
-        """Draw features z `[*sample_shape, *batch_shape, p]`."""
+        """Draw features.
+
+        Parameters
+        ----------
+        sample_shape
+            Shape of the sample (default: one draw).
+
+        Returns
+        -------
+        Tensor
+            z `[*sample_shape, *batch_shape, p]`.
+        """
         return self.sample_labeled(sample_shape)[0]
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log density log sum_k pi_k N(z; mu_k, I / precision) at `value`: `[..., p]` -> `[...]`."""
+        """Log density log sum_k pi_k N(z; mu_k, I / precision).
+
+        Parameters
+        ----------
+        value
+            Features `[..., p]`.
+
+        Returns
+        -------
+        Tensor
+            Log densities `[...]`.
+        """
         return self._log_joint(value).logsumexp(-1)
 
     def posterior(self, value: Tensor) -> Tensor:
-        """Class probabilities P(y = k | z) (Eq. 5) at `value`: `[..., p]` -> `[..., L]`."""
+        """Class probabilities P(y = k | z) (Eq. 5).
+
+        Parameters
+        ----------
+        value
+            Features `[..., p]`.
+
+        Returns
+        -------
+        Tensor
+            Probabilities `[..., L]`.
+        """
         return self._log_joint(value).softmax(-1)
 
     def _log_joint(self, value: Tensor) -> Tensor:

@@ -26,13 +26,13 @@ def generate_opt_means(
 ) -> Tensor:
     r"""GenerateOptMeans (Algorithm 1) in closed form: `mu_i . mu_i = C`, `mu_i . mu_j = C / (1 - L)`.
 
-    The recursion of the pseudo-code solves to
+    The recursion of the pseudo-code solves to::
 
         mu_i(j) = -sqrt(C L / ((L - 1) (L - j) (L - j + 1)))  for j < i,
         mu_i(i) =  sqrt(C L (L - i) / ((L - 1) (L - i + 1)))  for i < L,
 
     and zero elsewhere: entry (L, L), which the pseudo-code takes as the square root of a rounding error (NaN
-    when it comes out negative; out of range at L = p + 1), is zero. The rows sum to zero.
+    if that is negative; out of range at L = p + 1), is zero. The rows sum to zero.
 
     Parameters
     ----------
@@ -89,9 +89,9 @@ class Arrangement:
     construction
         "simplex", "cross-polytope", "polygon", "Kerdock", "Gold", "Delsarte-Goethals", "chirps" or "optimised".
     max_cosine
-        Largest cosine between two means; for a code that was not used up, its own.
+        Largest cosine between two means; for a code, that of all its means.
     bound
-        `cosine_bound(L, p)`, which no means can be below.
+        `cosine_bound(L, p)`, a lower bound for any means.
     """
 
     means: Tensor
@@ -125,7 +125,7 @@ def separated_means(
       run where the code is near the bound (1.5 times, in 27 dimensions and more), or where a minute is too short
       for it (`L^2 (p + 64)` above 7.5e8).
 
-    `arrange_means` says which one was used and how far the bound is.
+    `arrange_means` also returns the construction and the bound.
 
     Parameters
     ----------
@@ -168,7 +168,22 @@ def arrange_means(
     dtype: torch.dtype = torch.float64,
     device: torch.device | str | None = None,
 ) -> Arrangement:
-    """The means of `separated_means`, which see for the parameters, with their construction and the bound.
+    """Arrange means as `separated_means` does, and report their construction and the bound.
+
+    Parameters
+    ----------
+    num_classes, dim, C, seed, dtype, device
+        As in `separated_means`.
+
+    Returns
+    -------
+    Arrangement
+        The means, their construction, their largest cosine and its lower bound.
+
+    Raises
+    ------
+    ValueError
+        As in `separated_means`.
 
     Examples
     --------

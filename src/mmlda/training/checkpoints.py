@@ -1,9 +1,9 @@
-"""Checkpoints: tensors as safetensors, the rest as JSON, each file whole or not there; nothing is unpickled.
+"""Checkpoints: tensors as safetensors, the rest as JSON, each file written atomically; nothing is unpickled.
 
 A checkpoint is `step-00001000.safetensors` and, written after it, `step-00001000.json` with the tensors' SHA-256:
-the JSON file is what makes it one. The two newest are kept, so that a damaged one costs little. `run.json` has a
-SHA-256 of itself, and checkpoints and networks have that of the run they belong to (`identity`). Files of older
-versions have neither and are accepted without.
+the JSON file completes it. The two newest are kept, so that a damaged one costs little. `run.json` has a SHA-256 of
+itself, and checkpoints and networks have that of the run they belong to (`identity`). Files of older versions have
+neither and are accepted without.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def save(folder: str | Path, step: int, tensors: dict[str, Tensor], record: dict
     record = {"format": FORMAT, "step": step, "sha256": hashlib.sha256(content).hexdigest(), **record}
     write_json(path.with_suffix(".json"), {**record, "record": json_digest(record)})
     kept = [record.stem for record in _records(folder)[:KEEP]]
-    for old in sorted(folder.glob("step-*")):  # .json before .safetensors: tensors without a record are no checkpoint
+    for old in sorted(
+        folder.glob("step-*")
+    ):  # .json before .safetensors: without its record, a checkpoint is incomplete
         if old.stem not in kept:
             old.unlink(missing_ok=True)
     return path
@@ -61,10 +63,10 @@ def _records(folder: Path) -> list[Path]:
 
 
 def newest(folder: str | Path, about: dict[str, Any] | None = None) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """The newest checkpoint that is whole, unaltered and of the run `about`, as (tensors, record); None where none is.
+    """The newest checkpoint that is complete, unaltered and of the run `about`, as (tensors, record); None if none is.
 
-    A damaged one is named in a warning, and the one before it is used; where all are damaged it is a ValueError,
-    since starting afresh in silence would lose them.
+    A damaged one causes a warning, and the previous one is used. If all are damaged, a ValueError is raised, since
+    starting again silently would lose them.
     """
     damaged = []
     for path in _records(Path(folder)):
@@ -96,7 +98,7 @@ def _checkpoint(path: Path, about: dict[str, Any] | None) -> tuple[dict[str, Ten
 
 
 def _same_run(header: dict[str, Any], about: dict[str, Any] | None) -> None:
-    """Raise where a checkpoint or a network is of another run."""
+    """Raise if a checkpoint or a network belongs to another run."""
     if about is None:
         return
     own = identity(about)
@@ -105,7 +107,7 @@ def _same_run(header: dict[str, Any], about: dict[str, Any] | None) -> None:
 
 
 def final(folder: str | Path, about: dict[str, Any] | None = None) -> dict[str, Tensor] | None:
-    """The weights of a finished run; None where it is not finished, or, with a warning, where they are damaged."""
+    """The weights of a finished run; None if it is not finished or, with a warning, if they are damaged."""
     path = Path(folder) / "model.safetensors"
     if not path.is_file():
         return None
@@ -117,7 +119,7 @@ def final(folder: str | Path, about: dict[str, Any] | None = None) -> dict[str, 
 
 
 def read_weights(path: Path, about: dict[str, Any] | None = None) -> dict[str, Tensor]:
-    """Weights that `save_weights` wrote; a ValueError where they are truncated, altered or not of the run `about`."""
+    """Weights that `save_weights` wrote; a ValueError if they are truncated, altered or not of the run `about`."""
     weights, header = read_tensors(path)
     try:
         _same_run(header, about)
@@ -132,7 +134,7 @@ def save_weights(path: Path, weights: dict[str, Tensor], about: dict[str, str] |
 
 
 def read_about(folder: Path) -> dict[str, Any]:
-    """A run's run.json, every part of which is checked; a ValueError where it is damaged or altered."""
+    """A run's run.json, every part of which is checked; a ValueError if it is damaged or altered."""
     path = folder / "run.json"
     about = read_json(path)
     try:
@@ -159,7 +161,7 @@ def write_about(folder: Path, about: dict[str, Any], *, sealed: bool = True) -> 
 
 
 def identity(about: dict[str, Any]) -> str:
-    """SHA-256 of what a run is: of its run.json but for the versions, and for the steps, as a run can be lengthened."""
+    """SHA-256 that identifies a run: of its run.json without versions and steps, as a run can be lengthened."""
     recipe = {key: value for key, value in about["recipe"].items() if key != "steps"}
     described = {key: value for key, value in about.items() if key not in ("versions", "sha256")}
     return json_digest({**described, "recipe": recipe})
@@ -168,18 +170,18 @@ def identity(about: dict[str, Any]) -> str:
 def load(source: str | Path, *, model: nn.Module | None = None, device: torch.device | str | None = None) -> nn.Module:
     """A trained network from a run's folder, in eval mode.
 
-    A network with a backbone of one's own can't be described in the run's `run.json`: pass such a network as
-    `model`, and it gets the weights.
+    A network with a custom backbone cannot be described in the run's `run.json`: pass such a network as `model` to
+    load the weights into it.
     """
     folder = Path(source)
     about = read_about(folder)
     if model is None and about.get("model") is None:
-        raise ValueError(f"{folder}: its network has a backbone of its own; pass one like it as model=")
+        raise ValueError(f"{folder}: its network has a custom backbone; pass such a network as model=")
     weights = final(folder, about)
     if weights is None:
         found = newest(folder, about)
         if found is None:
-            raise ValueError(f"{folder}: neither a finished network nor a checkpoint is there yet")
+            raise ValueError(f"{folder}: it has neither a finished network nor a checkpoint yet")
         weights = {name[6:]: tensor for name, tensor in found[0].items() if name.startswith("model.")}
         weights |= {name[8:]: tensor for name, tensor in found[0].items() if name.startswith("average.")}
     filled = restore(about["model"], weights, folder) if model is None else fill(model, weights, folder)

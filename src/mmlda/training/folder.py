@@ -1,7 +1,7 @@
 """The folder of a training run: its description, log, checkpoints and finished network.
 
 A folder holds run.json (recipe, network, data, versions), metrics.jsonl, the two newest checkpoints and, once the run
-has finished, model.safetensors. It belongs to one run: another description is refused, but for more steps.
+has finished, model.safetensors. It belongs to one run: another description is rejected, except for more steps.
 """
 
 from __future__ import annotations
@@ -36,17 +36,41 @@ __all__ = ["Run", "describe", "difference", "event_writer", "lock", "log", "open
 
 @dataclass(repr=False)
 class Run:
-    """What a training run did. `history` has one entry per log line, as `metrics.jsonl` does."""
+    """A training run. Printing it shows a summary.
+
+    Parameters
+    ----------
+    model
+        The network.
+    recipe
+        How it was trained.
+    out
+        Folder of the run.
+    step
+        Steps taken.
+    loss
+        Mean training loss since the previous log line.
+    accuracy
+        Accuracy on the training batches since the previous log line.
+    seconds
+        Time spent in the loop, also before the run was resumed.
+    history
+        One entry per log line, as in `metrics.jsonl`.
+    teacher
+        The teacher of a recipe with `distill`.
+    validation
+        The best validation accuracy, and when it was reached.
+    """
 
     model: nn.Module
     recipe: Recipe
     out: Path | None = None
     step: int = 0
-    loss: float = math.nan  # mean since the log line before
-    accuracy: float = math.nan  # on the training batches since the log line before
-    seconds: float = 0.0  # in the loop, over all sittings
+    loss: float = math.nan
+    accuracy: float = math.nan
+    seconds: float = 0.0
     history: list[dict[str, float]] = field(default_factory=list)
-    teacher: nn.Module | None = None  # of a recipe with `distill`
+    teacher: nn.Module | None = None
     validation: Validation | None = None
 
     def __repr__(self) -> str:
@@ -60,11 +84,11 @@ class Run:
 
 
 def describe(model: nn.Module, data: ImageData | DataLoader[Any], recipe: Recipe) -> dict[str, Any]:
-    """What decides a run's result but for the weights it starts from, as JSON: a folder is for one such description."""
+    """What determines a run's result except its initial weights, as JSON; a folder belongs to one description."""
     try:
         config = model.config
     except (AttributeError, ValueError):
-        config = None  # a backbone of the user's own
+        config = None  # a custom backbone
     about = {"name": data.name, "images": len(data), "sha256": data.digest()} if isinstance(data, ImageData) else None
     value = {
         "recipe": dataclasses.asdict(recipe),
@@ -77,7 +101,7 @@ def describe(model: nn.Module, data: ImageData | DataLoader[Any], recipe: Recipe
 
 
 def lock(out: Path) -> FileLock:
-    """Keep the folder to this process for as long as it trains there; a kill gives it back."""
+    """Lock the folder while this process trains in it; the lock is released if the process is killed."""
     out.mkdir(parents=True, exist_ok=True)
     lock = FileLock(out / f".lock-{share()[0]}")
     try:
@@ -91,7 +115,7 @@ def lock(out: Path) -> FileLock:
 
 
 def open_run(run: Run, data: ImageData | DataLoader[Any], device: torch.device, *, amp: bool) -> None:
-    """Write run.json, or check that the one there describes this very run."""
+    """Write run.json, or check that the existing one describes this run."""
     assert run.out is not None
     path, about = run.out / "run.json", describe(run.model, data, run.recipe) | {"amp": amp}
     if run.teacher is not None:
@@ -121,7 +145,7 @@ def _versions(device: torch.device) -> dict[str, str]:
 
 
 def _compare_versions(out: Path, written: dict[str, Any], device: torch.device) -> None:
-    """Warn where a run goes on with other software, threads or another device than it began with."""
+    """Warn if a run is resumed with other software, threads or another device than it began with."""
     if (out / "model.safetensors").is_file() or not any(out.glob("step-*.json")):
         return
     now, then = _versions(device), written.get("versions", {})
@@ -132,14 +156,14 @@ def _compare_versions(out: Path, written: dict[str, Any], device: torch.device) 
 
 
 def _lengthened(there: dict[str, Any], about: dict[str, Any]) -> bool:
-    """Whether the run is asked for with more steps than it has, and nothing else is different."""
+    """Whether the requested run has more steps than the existing one and is otherwise the same."""
     old, new = there.get("recipe"), about["recipe"]
     longer = isinstance(old, dict) and isinstance(old.get("steps"), int) and old["steps"] < new["steps"]
     return longer and difference({**there, "recipe": {**old, "steps": new["steps"]}}, about) is None  # type: ignore[dict-item]
 
 
 def difference(there: dict[str, Any], asked: dict[str, Any]) -> str | None:
-    """In words, the first part of a description that is not as asked for; recipe fields added since have defaults."""
+    """In words, the first part of a description that differs from the request; newer recipe fields have defaults."""
     for part, value in asked.items():
         old = there.get(part)
         if part == "recipe" and isinstance(old, dict):
@@ -149,12 +173,12 @@ def difference(there: dict[str, Any], asked: dict[str, Any]) -> str | None:
         if isinstance(old, dict) and isinstance(value, dict):
             key = next(key for key in sorted({*old, *value}) if old.get(key) != value.get(key))
             part, old, value = f"{part}.{key}", old.get(key), value.get(key)
-        return f"{part} is {old!r} there, and {value!r} was asked for"
+        return f"{part} is {old!r} there, but {value!r} was requested"
     return None
 
 
 def _state(run: Run, optimizer: torch.optim.Optimizer, average: Average | None) -> dict[str, Tensor]:
-    """Everything needed to go on, as named tensors: weights, their average, the moments, the global generators."""
+    """Everything needed to resume, as named tensors: weights, their average, the moments, the global generators."""
     tensors = {f"model.{name}": tensor for name, tensor in run.model.state_dict().items()}
     if average is not None:
         tensors |= {f"average.{name}": tensor for name, tensor in average.tensors.items()}
@@ -220,7 +244,7 @@ def _continue(
     for name, tensor in _under("optimizer.", tensors).items():
         number, moment = name.split(".", 1)
         like = parameters[int(number)]
-        if tensor.shape == like.shape:  # the fused kernels take for granted that moments lie as parameters do
+        if tensor.shape == like.shape:  # fused kernels assume that moments have the layout of parameters
             tensor = torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
         state.setdefault(int(number), {})[moment] = tensor
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
@@ -230,7 +254,7 @@ def _continue(
 
 
 def _entries(text: str) -> list[dict[str, float]]:
-    """The lines of a metrics.jsonl, without the half of one that a kill can leave."""
+    """The lines of a metrics.jsonl, without the incomplete one that a kill can leave."""
     entries = []
     for line in text.splitlines():
         with suppress(ValueError):
@@ -246,7 +270,7 @@ def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def reload(run: Run, weights: dict[str, Tensor]) -> None:
-    """The network of a run that is finished already."""
+    """The network of a finished run."""
     assert run.out is not None
     run.model.load_state_dict(weights)
     run.model.eval()

@@ -97,7 +97,7 @@ class LoaderBatches(Batches):
         if self.step < 0:
             self.images, self.labels = torch.empty_like(x, device=self.device), torch.empty_like(y, device=self.device)
         elif x.shape != self.images.shape or x.dtype != self.images.dtype:
-            wanted = f"{self.images.dtype} {list(self.images.shape)} as the first"
+            wanted = f"{self.images.dtype} {list(self.images.shape)} like the first"
             raise ValueError(f"every batch of data must be {wanted}, got {x.dtype} {list(x.shape)}")
         self._copy(x, y)
         if self.recipe.pad or self.recipe.flip or self.recipe.adversary is not None:

@@ -61,7 +61,13 @@ class Diverged(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How a run is executed, which affects only rounding and speed; `fit` documents each."""
+    """How a run is executed, which affects only rounding and speed.
+
+    Parameters
+    ----------
+    device, eager, deterministic, amp, checkpoint_every, log_every, tensorboard
+        As in `fit`.
+    """
 
     device: torch.device | str | None = None
     eager: bool = False
@@ -236,7 +242,7 @@ def training_steps(
 ) -> Iterator[int]:
     """The training loop, as a generator that has launched one more step whenever it yields.
 
-    `fit` exhausts one; `mmlda.fit_many` takes turns with several, each on a CUDA stream of its own.
+    `fit` exhausts one; `mmlda.fit_many` takes turns with several, each on its own CUDA stream.
     """
     model, out = run.model, run.out
     data = _checked(run, data)
@@ -395,7 +401,7 @@ class _Journal:
         """Raise where the loss or, before a checkpoint, a weight is not finite."""
         what = f"loss is not finite at step {bad}" if bad >= 0 else ""
         weights = [p.detach().isfinite().all() for p in self.run.model.parameters()] if save and not what else []
-        if weights and not bool(torch.stack(weights).all()):  # such a checkpoint would be of no use
+        if weights and not bool(torch.stack(weights).all()):  # such a checkpoint would be useless
             what = f"weights are not finite after step {step}"
         if what:
             saved = f"the checkpoint of step {self.saved_step} is kept in {self.run.out}"

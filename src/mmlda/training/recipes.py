@@ -192,7 +192,18 @@ class Recipe:
             raise invalid("loss", "'ce' with TRADES, logit pairing or distillation", self.loss)
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step, counted from 0."""
+        """Learning rate of a step.
+
+        Parameters
+        ----------
+        step
+            Number of the step, from 0.
+
+        Returns
+        -------
+        float
+            Learning rate.
+        """
         if self.schedule == "cosine":
             rate = self.lr * 0.5 * (1 + math.cos(math.pi * step / self.steps))
         else:
@@ -200,14 +211,41 @@ class Recipe:
         return rate * min(1.0, (step + 1) / self.warmup) if self.warmup else rate
 
     def scaled(self, steps: int) -> Recipe:
-        """The same recipe with another number of steps, its schedule in proportion."""
+        """Change the number of steps, with the schedule in proportion.
+
+        Parameters
+        ----------
+        steps
+            The new number of steps.
+
+        Returns
+        -------
+        Recipe
+            The scaled recipe.
+        """
         milestones = tuple(sorted({round(m * steps / self.steps) for m in self.milestones}))
         warmup = round(self.warmup * steps / self.steps)
         return dataclasses.replace(self, steps=steps, milestones=milestones, warmup=warmup)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Recipe:
-        """The inverse of `dataclasses.asdict`, also after a trip through JSON; a ValueError for any other values."""
+        """Make a recipe from the output of `dataclasses.asdict`, also after a round trip through JSON.
+
+        Parameters
+        ----------
+        values
+            The fields by name.
+
+        Returns
+        -------
+        Recipe
+            The recipe.
+
+        Raises
+        ------
+        ValueError
+            If a field is unknown, missing or of the wrong type.
+        """
 
         def known(given: Any, kind: Any, what: str) -> dict[str, Any]:
             typed({what: dict[str, Any]}, {what: given})
@@ -236,16 +274,41 @@ _ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 1e-3}
 
 
 def sat(attack: str, eps: float | tuple[float, float], *, steps: int = 10_000, craft: str = "once") -> Recipe:
-    """Specific adversarial training (Sec. 4.3, B.2): fine-tune on one attack at one perturbation, half clean.
+    """Specific adversarial training (Sec. 4.3, B.2): fine-tune on one attack at one perturbation; half is clean.
 
-    The paper's number of steps is 10,000 on MNIST and 30,000 on CIFAR-10.
+    Parameters
+    ----------
+    attack
+        "fgsm", "bim", "ilcm" or "pgd".
+    eps
+        Perturbation, or a range from which each image draws its own.
+    steps
+        Training steps; the paper takes 10,000 on MNIST and 30,000 on CIFAR-10.
+    craft
+        "once" (default) attacks the network before fine-tuning, "online" the current network.
+
+    Returns
+    -------
+    Recipe
+        For fine-tuning a trained network.
     """
     adversary = Adversary(attack=attack, eps=eps, steps=1 if attack == "fgsm" else 10, craft=craft)
     return Recipe(steps=steps, lr=0.01, adversary=adversary)
 
 
 def hat(attack: str, *, steps: int = 10_000, craft: str = "once") -> Recipe:
-    """Hybrid adversarial training: as `sat`, each image's perturbation uniform in [0.02, 0.20]."""
+    """Hybrid adversarial training: like `sat`, with each image's perturbation uniform in [0.02, 0.20].
+
+    Parameters
+    ----------
+    attack, steps, craft
+        As in `sat`.
+
+    Returns
+    -------
+    Recipe
+        For fine-tuning a trained network.
+    """
     return sat(attack, (0.02, 0.20), steps=steps, craft=craft)
 
 
@@ -308,6 +371,11 @@ def network(head: str, data: str, *, C: float = 100.0, num_classes: int = 10, **
         Number of classes.
     settings
         More entries of the config.
+
+    Returns
+    -------
+    dict
+        The config.
 
     Examples
     --------

@@ -60,7 +60,7 @@ def train(
     """Train a network on a named dataset or a folder, and measure its test accuracy.
 
     Under torchrun, the processes train together and only the first one measures; the others return None. Unless
-    `show=False`, a line on standard error says whether the run is new or resumed, and on which images.
+    `show=False`, a line on standard error reports whether the run is new or resumed, and on which images.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def train(
         A network to fine-tune instead of a new one.
     steps
         Another number of steps, with the schedule in proportion; more steps than those of the run in `out` continue
-        it, with the schedule as it is.
+        it, with its schedule unchanged.
     seed
         Seed of the weights, the order of the data and the augmentation; 0 by default.
     changes
@@ -100,6 +100,7 @@ def train(
     Returns
     -------
     run, accuracy : Run, Accuracy or None
+        The run, and its accuracy on the test set.
 
     Raises
     ------
@@ -168,7 +169,7 @@ def train(
 
 
 def _earlier(out: str | Path | None) -> dict[str, Any]:
-    """What the run in a folder was trained on and how; empty where there is none."""
+    """What the run in a folder was trained on and how; empty if there is no run."""
     if out is None or not (Path(out) / "run.json").is_file():
         return {}
     about, path = checkpoints.read_about(Path(out)), Path(out) / "train.json"
@@ -197,7 +198,7 @@ def _images(
 
 
 def _announce(out: Path, before: dict[str, Any], recipe: Recipe, data: ImageData) -> None:
-    """Say on standard error whether a run is new, resumed or finished: a mistyped folder begins a new one."""
+    """Report on standard error whether a run is new, resumed or finished, since a mistyped folder starts a new one."""
     step = max((int(path.stem.removeprefix("step-")) for path in out.glob("step-*.json")), default=0)
     what = f"{len(data):,} images of {data.name}, {int((data.counts > 0).sum())} of {data.num_classes} classes"
     if not before:

@@ -100,9 +100,9 @@ class Batches:
         self.place.add_(1)
 
     def for_any_length(self) -> None:
-        """Tell the compiler that data sets differ in length, so that one program takes the batches of all of them.
+        """Mark the length of datasets as dynamic for the compiler, so that one program serves all of them.
 
-        Without it each length is compiled anew, and from the ninth on the compiler gives up.
+        Otherwise each length is compiled separately, and the compiler gives up at the ninth.
         """
         tensors = (self.images, self.labels, self.parts, self.adversarial)
         per_image = [(tensor, 0) for tensor in tensors if tensor is not None]
@@ -162,7 +162,7 @@ class Average:
         self.tensors = {name: tensor.clone() for name, tensor in self.current.items()}
 
     def update(self, step: Tensor) -> None:
-        """Move towards the network as it is now; `step` is the number of the step, a tensor on the device."""
+        """Move towards the current network; `step` is the number of the step, a tensor on the device."""
         rate = 1 - ((1 + step) / (10 + step)).clamp(max=self.decay)
         averages = list(self.tensors.values())
         moves = torch._foreach_sub(list(self.current.values()), averages)
@@ -170,7 +170,7 @@ class Average:
         torch._foreach_add_(averages, moves)
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Go on from an average that was saved."""
+        """Restore a saved average."""
         for name, tensor in self.tensors.items():
             tensor.copy_(tensors[name])
 
@@ -260,7 +260,7 @@ def begin_attack(
 
 
 def craft_once(model: nn.Module, batches: Batches) -> None:
-    """Attack every training image on the network as it is now; the batches then mix these in."""
+    """Attack every training image on the current network; later batches mix these images in."""
     recipe, adversary = batches.recipe, batches.recipe.adversary
     assert adversary is not None
     chunk = 1024 if batches.device.type == "cuda" else 512  # large enough to keep the device busy
@@ -388,7 +388,7 @@ class Step:
 
 
 def make_launch(step: Step, *, eager: bool = False, deterministic: bool = False) -> Callable[[], None]:
-    """A function that launches the next step: on CUDA captured and compiled, unless asked for eager steps."""
+    """A function that launches the next step: on CUDA captured and compiled, unless `eager` is set."""
     cuda = step.batches.device.type == "cuda"
     if not cuda:
         keep_memory()
@@ -427,7 +427,7 @@ def _captured(step: Callable[[], None], deterministic: bool) -> Callable[[], Non
 
 @contextmanager
 def _kernels(deterministic: bool, cuda: bool) -> Iterator[None]:
-    """cuDNN's fastest kernels, or those that always give the same bits; as it was afterwards."""
+    """Select cuDNN's fastest kernels, or deterministic ones; restores the setting afterwards."""
     if not cuda:
         yield
         return

@@ -75,7 +75,7 @@ class Job:
     root: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "part", _tuples(self.part))  # lists, as JSON writes them, can't be looked up
+        object.__setattr__(self, "part", _tuples(self.part))  # lists, as in JSON, cannot be hashed
         if not re.fullmatch(r"[\w.=+-]+", self.name):
             raise invalid("name", "letters, digits and . _ = + - only, as it names files", self.name)
         if not isinstance(self.data, str) and (self.part is None or self.part[0] == "biased"):
@@ -85,7 +85,13 @@ class Job:
             raise invalid("part", f"None or one of {kinds}, with that many entries", self.part)
 
     def sets(self) -> tuple[ImageData, ImageData]:
-        """What to train on, and what to measure on."""
+        """Load the data of the job.
+
+        Returns
+        -------
+        tuple of ImageData
+            The training set, and the images to measure on.
+        """
         train, test = _loaded(self.data, self.root) if isinstance(self.data, str) else (self.data, self.data)
         if self.part is None:
             return train, test
@@ -165,7 +171,7 @@ def _about(job: Job) -> dict[str, Any]:
 
 
 def _finished(job: Job, folder: Path) -> dict[str, Any] | None:
-    """A job's record; None where there is none, its network is gone, or, with a warning, where it is damaged."""
+    """A job's record; None if there is none, if its network is missing or, with a warning, if it is damaged."""
     path = folder / f"{job.name}.json"
     if not path.is_file():
         return None

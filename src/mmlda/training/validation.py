@@ -61,7 +61,7 @@ class Validation:
         return {**about, "keep_best": self.keep_best, "patience": self.patience}
 
     def measure(self, model: nn.Module, average: Average | None, step: int) -> float:
-        """The accuracy of the network as it is now: of its averaged weights, where there are any."""
+        """The accuracy of the current network, with averaged weights if there are any."""
         with _as_network(model, average):
             found = torch.tensor(accuracy(model, self.data).accuracy, dtype=torch.float64)
             if share()[1] > 1:  # batch norm's statistics differ between processes, and all must decide alike

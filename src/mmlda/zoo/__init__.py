@@ -26,7 +26,12 @@ FOLDER = Path(__file__).parent
 
 
 def names() -> list[str]:
-    """The names of the networks that ship.
+    """Names of the networks that ship.
+
+    Returns
+    -------
+    list of str
+        In alphabetical order.
 
     Examples
     --------
@@ -37,7 +42,17 @@ def names() -> list[str]:
 
 
 def about(name: str) -> dict[str, Any]:
-    """Describe a network that ships: its config, recipe, data, class names, accuracy and versions.
+    """Describe a network that ships.
+
+    Parameters
+    ----------
+    name
+        Name of the network, one of `names()`.
+
+    Returns
+    -------
+    dict
+        Its config, recipe, data, class names, accuracy and versions.
 
     Raises
     ------
@@ -54,12 +69,17 @@ def about(name: str) -> dict[str, Any]:
 
 
 def trained_on(source: str | Path) -> dict[str, Any] | None:
-    """The data a network was trained on: its name and, for a run, images and sha256; None if that is not known.
+    """The data a network was trained on.
 
     Parameters
     ----------
     source
         The name of a network that ships, or the folder of a network.
+
+    Returns
+    -------
+    dict or None
+        `name` and, for a run, `images` and `sha256`; None if the data is not known.
 
     Examples
     --------
@@ -118,7 +138,7 @@ def save(model: nn.Module, folder: str | Path) -> Path:
     try:
         config = model.config
     except (AttributeError, ValueError):
-        config = None  # a backbone of the user's own
+        config = None  # a custom backbone
     header = {"model": json.dumps(config), "data": json.dumps(remembered(model))}
     return checkpoints.save_weights(Path(folder) / "model.safetensors", model.state_dict(), header)
 
@@ -177,7 +197,7 @@ def load(source: str | Path, *, model: Any = None, device: torch.device | str | 
     weights, header = read_tensors(path)
     config, data = (card["model"], card) if str(source) in names() else _described(header, path)
     if model is None and config is None:
-        raise invalid("model", f"a network to put the weights into, as that in {path} has a backbone of its own", None)
+        raise invalid("model", f"a network to put the weights into, as that in {path} has a custom backbone", None)
     network = restore(config, weights, path) if model is None else fill(model, weights, path)
     recall(network, data)
     return network.to(device).eval()
@@ -201,16 +221,21 @@ def _described(header: dict[str, str], path: str | Path) -> tuple[dict[str, Any]
 def user_network(
     name: str, weights: str | Path | None = None, *, device: torch.device | str | None = None
 ) -> nn.Module:
-    """Import and call a function of the user's own that returns a network; the network, in eval mode.
+    """Import a user's function that returns a network, and call it.
 
     Parameters
     ----------
     name
         `package.module:function`. The module may be in the current folder; the function is called without arguments.
     weights
-        Safetensors file to load into the network, such as a run's; by default the function has loaded them.
+        Safetensors file to load into the network, such as a run's (default: the function loads the weights).
     device
         Where to put the network.
+
+    Returns
+    -------
+    nn.Module
+        The network, in eval mode.
 
     Raises
     ------
