@@ -43,3 +43,10 @@ def test_fab_at_logits_below_the_normal_numbers(norm):
     model, x, y = linear_case(5, n=10)
     model, x = model.float(), x.float()
     assert attacks.FAB(norm=norm, steps=10)(lambda v: 1e-40 * model(v), x, y, show=False).success.all()
+
+
+def test_logits_too_small_for_float32_are_warned_about():
+    model, x, y = linear_case(5, n=4)
+    model, x = model.float(), x.float()
+    with pytest.warns(attacks.AttackWarning, match="too little for gradients in float32"):
+        attacks.CarliniWagner(steps=5, search_steps=1)(lambda v: 1e-40 * model(v), x, y, show=False)

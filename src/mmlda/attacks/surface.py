@@ -33,6 +33,7 @@ Model = Callable[[Tensor], Tensor]
 
 # How close to 0 and to 1 the first outputs must come to look like a sigmoid's. Small logits or cosines may also lie
 # between 0 and 1, but hardly reach both ends.
+_SMALL = 100 * torch.finfo(torch.float32).tiny  # products of smaller numbers vanish
 _END = 0.01
 
 PASSES = 16  # over a random model, whose mean probabilities decide what it predicts
@@ -294,6 +295,10 @@ class Surface:
         if math.isnan(least):
             lost = int(z.isnan().any(1).sum())
             raise ValueError(f"model returned NaN logits for {lost} of the first {n} images it classified")
+        if 0 < most - least < _SMALL:
+            self.note(
+                f"logits differ by at most {most - least:.1g}, too little for gradients in float32: scale them up"
+            )
         if least >= 0 and bool(((z.sum(1) - 1).abs() < close).all()):
             found = "the model seems to return probabilities", "softmax"
         elif 0 <= least < _END and 1 - _END < most <= 1:
