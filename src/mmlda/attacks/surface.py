@@ -33,8 +33,8 @@ Model = Callable[[Tensor], Tensor]
 
 # How close to 0 and to 1 the first outputs must come to look like a sigmoid's. Small logits or cosines may also lie
 # between 0 and 1, but hardly reach both ends.
-_SMALL = 100 * torch.finfo(torch.float32).tiny  # products of smaller numbers vanish
 _END = 0.01
+_SMALL = 100 * torch.finfo(torch.float32).tiny  # products of smaller numbers vanish
 
 PASSES = 16  # over a random model, whose mean probabilities decide what it predicts
 _PROBE = 16  # images classified twice to find out whether a model is random
