@@ -57,8 +57,9 @@ def test_two_processes_do_not_train_in_one_folder(digits, tmp_path):
     script = f"""
         import sys, mmlda
         def wait(module, inputs):
-            print("training", flush=True)
-            sys.stdin.read()
+            if module.training:  # in a step, when the folder is locked
+                print("training", flush=True)
+                sys.stdin.read()
         model = mmlda.models.build({SMALL!r}, seed=0)
         model.register_forward_pre_hook(wait)
         mmlda.fit(model, mmlda.data.load("digits")[0], mmlda.Recipe(steps=10**6), out={str(tmp_path)!r}, show=False)
