@@ -8,6 +8,7 @@ Digests hold on one machine only: CPUs differ in the last bits.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import sys
@@ -103,11 +104,15 @@ def shipped() -> dict[str, str]:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="file for the digests")
+    parser.add_argument("before", type=Path, nargs="?", help="digests to compare with")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     now = {**shipped(), **trained(), **attacked()}
-    Path(sys.argv[1]).write_text(json.dumps(now, indent=1) + "\n")
-    if len(sys.argv) > 2:
-        before = json.loads(Path(sys.argv[2]).read_text())
+    options.out.write_text(json.dumps(now, indent=1) + "\n")
+    if options.before is not None:
+        before = json.loads(options.before.read_text())
         changed = [name for name, value in before.items() if now.get(name) != value]
         print(f"{len(before) - len(changed)} of {len(before)} digests are the same", *changed, sep="\n  ")
         sys.exit(bool(changed))
