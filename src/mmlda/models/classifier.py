@@ -123,7 +123,11 @@ class Classifier(nn.Module):
         mean, std = self.mean, self.std
         if x.dim() == 2:  # rows of a table
             mean, std = mean.flatten(1), std.flatten(1)
-        z = self.latent(self.backbone((x - mean) / std))  # [N, p]
+        return self._latent(self.backbone((x - mean) / std))
+
+    def _latent(self, h: Tensor) -> Tensor:
+        """Latent features z of the backbone's output h."""
+        z = self.latent(h)  # [N, p]
         return z if self.radius is None else self.radius * F.normalize(z.float(), dim=1)
 
     def forward(self, x: Tensor) -> Tensor:

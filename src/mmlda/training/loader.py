@@ -64,6 +64,8 @@ class LoaderBatches(Batches):
     the same batches again. A loader without a length starts a new epoch instead.
     """
 
+    shape = ()  # unknown before the first batch
+
     def __init__(self, loader: DataLoader[Any], recipe: Recipe, device: torch.device, num_classes: int | None):
         if recipe.adversary is not None and recipe.adversary.craft == "once":
             raise invalid("craft", "'online' for a DataLoader", "once")

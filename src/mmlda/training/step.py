@@ -28,6 +28,7 @@ from mmlda.attacks.replay import compile_quietly
 from mmlda.data import ImageData, augment, draw_augmentation
 from mmlda.data.images import gather
 from mmlda.models import Classifier, fast_convolutions
+from mmlda.models.folded import agrees, foldable, folded
 from mmlda.training.recipes import Adversary, Recipe
 
 __all__ = [
@@ -227,16 +228,24 @@ def _count_right(logits: Tensor, y: Tensor) -> Tensor:
     return (logits.detach().argmax(1) == y).sum()
 
 
-def craft(model: nn.Module, x: Tensor, y: Tensor, eps: Tensor, start: Tensor, adversary: Adversary) -> Tensor:
-    """Adversarial images of `x` within `eps` [n], from `start`; eval mode, and no gradient for parameters."""
+def craft(
+    model: nn.Module, x: Tensor, y: Tensor, eps: Tensor, start: Tensor, adversary: Adversary, *, fold: bool = False
+) -> Tensor:
+    """Adversarial images of `x` within `eps` [n], from `start`; eval mode, and no gradient for parameters.
+
+    `fold` folds batch norm into the convolutions first, which the network must allow.
+    """
     step = adversary.step if adversary.step is not None else 1 / adversary.steps
     with frozen(model):
-        loss = _crafting_loss(model, x, y, adversary)
-        gradient = functools.partial(input_gradient, model, loss)
+        logits = folded(model) if fold else model  # type: ignore[arg-type]
+        loss = _crafting_loss(logits, x, y, adversary)
+        gradient = functools.partial(input_gradient, logits, loss)
         return ascend(gradient, x, start, eps=eps, step_size=eps * step, steps=adversary.steps)
 
 
-def _crafting_loss(model: nn.Module, x: Tensor, y: Tensor, adversary: Adversary) -> Callable[[Tensor], Tensor]:
+def _crafting_loss(
+    model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, adversary: Adversary
+) -> Callable[[Tensor], Tensor]:
     """What the adversarial images maximise: a function of the logits [n, L] -> [n]."""
     if adversary.attack not in ("ilcm", "trades"):
         return lambda z: score("ce", z, y)
@@ -324,7 +333,7 @@ class Step:
             least = f"enough for one image of a part of {batches.size // self.parts}"
             raise invalid("share", least, self.adversary.share)
         self.objective: Callable[..., tuple[Tensor, Tensor]] = Objective(model, self.recipe)
-        self.take, self.attacked, self.teacher = batches.take, model, teacher
+        self.take, self.attacked, self.teacher, self.fold = batches.take, model, teacher, False
         if self.world > 1:
             devices = [batches.device.index] if batches.device.type == "cuda" else None
             self.objective = nn.parallel.DistributedDataParallel(self.objective, device_ids=devices)
@@ -334,9 +343,20 @@ class Step:
         self.batches.for_any_length()
         self.objective = compile_quietly(self.objective, dynamic=False)
         self.take = compile_quietly(self.take, dynamic=False)
-        self.attacked = compile_quietly(self.attacked, dynamic=False)
+        self.fold = self._foldable()
+        if not self.fold:
+            self.attacked = compile_quietly(self.attacked, dynamic=False)
         if self.teacher is not None:
             self.teacher = compile_quietly(self.teacher, dynamic=False)
+
+    def _foldable(self) -> bool:
+        """Whether images can be crafted on a folded network; waits for the device."""
+        if self.adversary is None or not self.amp or not foldable(self.attacked, self.batches.shape):
+            return False
+        generator = torch.Generator(self.batches.device).manual_seed(0)
+        x = torch.rand((16, *self.batches.shape), generator=generator, device=self.batches.device)
+        with frozen(self.attacked):
+            return agrees(self.attacked, x)  # type: ignore[arg-type]
 
     def __call__(self) -> None:
         parts = [self._part(part) for part in range(self.recipe.accumulate)]
@@ -380,7 +400,7 @@ class Step:
             return torch.cat([x[:-n], crafted[-n:]]), y
         eps, start = begin_attack(x[-n:], uniform[-n:], rows[-n:], self.tally.step, self.recipe, adversary)
         with self._mixed():
-            moved = craft(self.attacked, x[-n:], y[-n:], eps, start, adversary)
+            moved = craft(self.attacked, x[-n:], y[-n:], eps, start, adversary, fold=self.fold)
         return (x, y, moved) if adversary.paired else (torch.cat([x[:-n], moved]), y)
 
     def _mixed(self) -> AbstractContextManager[Any]:

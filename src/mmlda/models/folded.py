@@ -1,0 +1,207 @@
+"""A Resnet with fixed weights on CUDA, for crafting images: batch norm is folded in, and a whole stage is one kernel.
+
+While images are crafted the weights stand still: no statistics and no gradients in the weights are needed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mmlda.models.backbones import ResNet
+from mmlda.models.classifier import Classifier
+
+
+class Cut(NamedTuple):
+    """How a stage's kernels are cut up."""
+
+    pixels: int  # of the image in one matrix product
+    warps: int
+    pairs: bool  # whether two neighbouring pixels share a row of the product
+
+
+# By the stage's channels, measured on an H200 at batch 128. Fewer warps make Triton 3.6 compute wrong results.
+CUTS = {16: Cut(512, 16, True), 32: Cut(256, 8, True), 64: Cut(64, 4, False)}
+
+
+class Stage(NamedTuple):
+    """Filters of a stage for the forward and the backward pass, each tap's as [inputs, outputs], and shifts."""
+
+    first: Tensor  # [9, B, C]
+    first_back: Tensor  # [9, C, B]
+    first_shift: Tensor  # [C]
+    weights: Tensor  # [layers, 3, 3, C, C], or as `_for_pairs` returns them
+    back: Tensor
+    shifts: Tensor  # [layers, C]
+
+
+def foldable(model: nn.Module, shape: tuple[int, ...]) -> bool:
+    """Whether `folded` has kernels for this network, on this device, with images of this shape [C, H, W].
+
+    Parameters
+    ----------
+    model
+        Any network.
+    shape
+        Shape of an image.
+
+    Returns
+    -------
+    bool
+        True for a `Classifier` on a post-activation `ResNet` of width 16 with ReLU, as this package makes it, on CUDA.
+        The width of the images must be divisible by 4.
+
+    Examples
+    --------
+    >>> foldable(nn.Linear(2, 2), (2,))
+    False
+    """
+    net = model.backbone if isinstance(model, Classifier) else None
+    if not isinstance(net, ResNet) or len(shape) != 3 or shape[0] > 3 or shape[2] % 4:
+        return False
+    convs, norms = _layers(net)
+    return (
+        net.config["width"] == 16
+        and not net.preactivation
+        and net.activation is F.relu_
+        and all(conv.bias is None and conv.padding == conv.dilation == (1, 1) for conv in convs)
+        and all(isinstance(norm, nn.BatchNorm2d) and norm.affine and norm.track_running_stats for norm in norms)
+        and not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+        and net.conv.weight.is_cuda
+        and net.conv.weight.dtype == torch.float32
+        and importlib.util.find_spec("triton") is not None
+        and torch.cuda.get_device_capability(net.conv.weight.device) >= (9, 0)  # shared memory for the tiles
+    )
+
+
+def folded(model: Classifier, kind: torch.dtype = torch.bfloat16) -> Callable[[Tensor], Tensor]:
+    """The network in eval mode, with its present weights, as a function from images to logits for attacks.
+
+    Parameters
+    ----------
+    model
+        A network that is `foldable`.
+    kind
+        Type of the activations.
+
+    Returns
+    -------
+    callable
+        Logits `[N, L]` of images `[N, C, H, W]`, differentiable in the images alone. Later changes of the convolutions
+        do not reach it.
+    """
+    net: Any = model.backbone
+    stages = fold(net, kind)
+    mean, std = (t.flatten().expand(net.config["channels"]).contiguous() for t in (model.mean, model.std))
+
+    def logits(x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return model.head(model._latent(_Features.apply(x, stages, mean, std)))
+
+    return logits
+
+
+@torch.no_grad()
+def agrees(model: Classifier, x: Tensor) -> bool:
+    """Whether `folded` computes what the network does, to the rounding of bfloat16; reads a value from the device.
+
+    The kernels depend on Triton's compiler, which is at work on every kind of device and in every release anew.
+    """
+    try:
+        off = folded(model)(x) - model(x).float()
+        return bool(off.norm() < 0.05 * model(x).float().norm() + 1e-3)
+    except Exception:  # of Triton: not enough shared memory, for example
+        return False
+
+
+def _layers(net: Any) -> tuple[list[Any], list[Any]]:
+    """Convolutions, and the batch norm that follows each."""
+    convs = [net.conv, *(conv for block in net.blocks for conv in (block.conv1, block.conv2))]
+    return convs, [net.norm, *(norm for block in net.blocks for norm in (block.norm1, block.norm2))]
+
+
+def fold(net: ResNet, kind: torch.dtype) -> list[Stage]:
+    """The stages of a post-activation `ResNet`, with its batch norms in eval mode folded into the convolutions."""
+    convs, norms = _layers(net)
+    scales = torch._foreach_add([norm.running_var for norm in norms], norms[0].eps)
+    torch._foreach_sqrt_(scales)
+    scales = torch._foreach_div([norm.weight.detach() for norm in norms], scales)
+    shifts = torch._foreach_mul([norm.running_mean for norm in norms], scales)
+    shifts = torch._foreach_sub([norm.bias.detach() for norm in norms], shifts)
+    weights = torch._foreach_mul([conv.weight.detach() for conv in convs], [s.view(-1, 1, 1, 1) for s in scales])
+    begins = [0, *(1 + 2 * n for n, block in enumerate(net.blocks) if block.stride > 1), len(convs)]  # type: ignore
+    return [_stage(weights[i:j], shifts[i:j], kind, stem=i == 0) for i, j in itertools.pairwise(begins)]
+
+
+def _stage(weights: Any, shifts: Any, kind: torch.dtype, stem: bool) -> Stage:
+    first, rest = weights[0], torch.stack(weights[1:])  # [C, B, 3, 3], [layers, C, C, 3, 3]
+    C, B = first.shape[:2]
+    if stem:  # the gradient in the image, padded to 16 channels
+        first_back = first.new_zeros(3, 3, C, 16)
+        first_back[..., :B] = first.flip(2, 3).permute(2, 3, 0, 1)
+    else:
+        first_back = first.permute(2, 3, 0, 1)
+    there, back = rest.permute(0, 3, 4, 2, 1), rest.flip(3, 4).permute(0, 3, 4, 1, 2)
+    if CUTS[C].pairs:
+        there, back = _for_pairs(there), _for_pairs(back)
+    a, b, c, d = (w.to(kind).contiguous() for w in (first.permute(2, 3, 1, 0), first_back, there, back))
+    return Stage(a, b, shifts[0], c, d, torch.stack(shifts[1:]))
+
+
+def _for_pairs(weights: Tensor) -> Tensor:
+    """Filters [layers, 3, 3, C, C] for two neighbouring pixels at once: [layers, 3, 4, C, 2, C].
+
+    Four pixels of a row, of which the left one of the two sees the first three, the right one the last three.
+    """
+    wide = weights.new_zeros(len(weights), 3, 4, weights.shape[3], 2, weights.shape[4])
+    wide[:, :, :3, :, 0] = weights
+    wide[:, :, 1:, :, 1] = weights
+    return wide
+
+
+class _Features(torch.autograd.Function):
+    """Pooled features [N, C] in float32 of images x [N, B, H, W], scaled as (x - mean) / std."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, stages: list[Stage], mean: Tensor, std: Tensor) -> Tensor:
+        from mmlda.models import triton_resnet
+
+        x = x.contiguous(memory_format=torch.channels_last)
+        kept, before = [x], x
+        for n, stage in enumerate(stages):
+            (N, B, BH, BW), (layers, C) = before.shape, stage.shifts.shape
+            H, W = (BH, BW) if n == 0 else ((BH + 1) // 2, (BW + 1) // 2)
+            slots = torch.empty(layers + 2, N, H, W, C, dtype=stage.weights.dtype, device=x.device)
+            cut = CUTS[C]
+            arguments = (before, mean, std, stage.first, stage.first_shift, stage.weights, stage.shifts, slots)
+            sizes = (BH, BW, B, H, W, C, layers, n == 0, cut.pixels, cut.pairs)
+            triton_resnet.stage_forward[(N,)](*arguments, slots[0].numel(), *sizes, num_warps=cut.warps, num_stages=1)
+            before = slots[-1].permute(0, 3, 1, 2)
+            kept.append(slots)
+        ctx.save_for_backward(*kept)
+        ctx.stages, ctx.std = stages, std
+        return kept[-1][-1].mean((1, 2), dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
+        from mmlda.models import triton_resnet
+
+        x, *kept = ctx.saved_tensors
+        g = g.contiguous()
+        for n in reversed(range(len(kept))):
+            slots, stage = kept[n], ctx.stages[n]
+            before = x if n == 0 else kept[n - 1][-1].permute(0, 3, 1, 2)
+            (N, B, BH, BW), (H, W, C), layers = before.shape, slots.shape[2:], len(slots) - 2
+            spare, dx = torch.empty_like(slots[:3]), torch.empty_like(before)
+            cut = CUTS[C]
+            arguments = (g, slots, before, ctx.std, stage.first_back, stage.back, spare, dx)
+            sizes = (BH, BW, B, H, W, C, layers, n == 0, n == len(kept) - 1, cut.pixels, cut.pairs)
+            triton_resnet.stage_backward[(N,)](*arguments, slots[0].numel(), *sizes, num_warps=cut.warps, num_stages=1)
+            g = dx
+        return g, None, None, None
