@@ -166,6 +166,7 @@ def main() -> None:
             shown = found.get("skipped") or f"{1e3 * found['seconds']:10.2f}{found['bytes'] / 1e6:10.1f}"
             print(f"{L:9,d} {p:5d}  {contender:18}{shown}", flush=True)
         record["rows"].append({"num_classes": L, "dim": p, "results": results})
+        record["rows"].sort(key=lambda row: (row["num_classes"], row["dim"]))
         if args.out:
             write_json(args.out, record)
 
