@@ -109,8 +109,8 @@ class BinaryCode:
         """
         size, dim = self.size, dim or self.size
         # Written once, in the order of memory: most of the time goes into the system's new pages.
-        out = np.zeros((self.bases, size, 2, dim), dtype)
-        basis = (norm / math.sqrt(size) * hadamard(size)).astype(dtype)
+        out: np.ndarray = np.zeros((self.bases, size, 2, dim), dtype)
+        basis: np.ndarray = (norm / math.sqrt(size) * hadamard(size)).astype(dtype)
         for signs, rows in zip(self.signs().astype(dtype), out):
             np.multiply(basis, signs, out=rows[:, 0, :size])
             np.negative(rows[:, 0, :size], out=rows[:, 1, :size])
