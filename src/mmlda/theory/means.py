@@ -18,7 +18,7 @@ from mmlda.theory.codes import BinaryCode, ChirpCode, binary_code, capacity, chi
 from mmlda.theory.optimiser import evaluations, largest_cosine, optimise
 
 _MOST = 10_000  # classes for the optimiser where there is no code: it needs [L, L] matrices
-_LEAST = 200  # evaluations that it must be able to make where there is one
+_LEAST = 400  # evaluations that it must be able to make where there is one
 
 
 def generate_opt_means(
