@@ -5,15 +5,19 @@
 
 Features z [256, p] need a gradient. The head is `MaxMahalanobisHead(L, p).loss(z, y)`; its peer is `nn.Linear(p, L)`
 with `F.cross_entropy`, which also computes the gradients of its weight and bias, in float32 and in bfloat16 (the loss
-in float32). Every measurement has a process of its own: seconds are the median of the repetitions after a first one,
-memory is the peak beyond what the process held before the head was made (on the CPU its resident set). What needs more
-memory than the machine has free, or longer than --limit seconds, is left out and says so.
+in float32). Seconds are the median of the repetitions after the first ones, memory is the peak beyond what was held
+before the head was made: of the resident set on the CPU, where every measurement has a process of its own. What needs
+more memory than the machine has free, or longer than --limit seconds, is left out and says so. --out is written after
+every line, and what it holds already is not measured again.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import itertools
 import json
+import math
 import platform
 import resource
 import statistics
@@ -27,13 +31,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import mmlda
+from mmlda._utils.files import write_json
 from mmlda.models.heads import MaxMahalanobisHead
 from mmlda.results.provenance import code_version, device_name
 from mmlda.theory.means import settled_code
 
 CLASSES, DIMS, BATCH = (1_000, 10_000, 100_000, 1_000_000), (64, 256, 1024), 256
 CONTENDERS = ("head", "linear", "linear, bfloat16")
-LEAST = 2.0  # seconds of repetitions
+LEAST = {"cpu": 2.0, "cuda": 0.5}  # seconds of repetitions
 
 
 def make(contender: str, L: int, p: int, device: str) -> nn.Module:
@@ -51,6 +56,17 @@ def loss(module: nn.Module, z: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(module(z.to(module.weight.dtype)).float(), y)  # type: ignore[operator, union-attr]
 
 
+def held(device: str) -> int:
+    """Bytes in use, from where `peak` counts: on CUDA those of now, on the CPU the largest resident set so far."""
+    if device != "cuda":
+        return peak(device)
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated()
+
+
 def peak(device: str) -> int:
     """Bytes at the peak so far."""
     if device == "cuda":
@@ -64,21 +80,24 @@ def measure(contender: str, L: int, p: int, device: str) -> dict:
     z = torch.randn(BATCH, p, device=device, requires_grad=True)
     y = torch.randint(L, (BATCH,), device=device)
     loss(make(contender, 20_000, 64, device), z[:2, :1].expand(-1, 64), y[:2] % 20_000).backward()  # loads libraries
+    z.grad = None
     mmlda.cosine_bound(300, 64)  # SciPy too
-    before = peak(device)
+    before = held(device)
     module = make(contender, L, p, device)
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    first = 3 if device == "cuda" else 1  # repetitions that choose kernels and fill the allocator
     times: list[float] = []
-    while len(times) < 2 or (sum(times[1:]) < LEAST and len(times) < 50):
+    while len(times) <= first or (sum(times[first:]) < LEAST[device] and len(times) < 50 + first):
+        wait()
         begin = time.perf_counter()
         for tensor in (z, *module.parameters()):
             tensor.grad = None
         loss(module, z, y).backward()
-        if device == "cuda":
-            torch.cuda.synchronize()
+        wait()
         times.append(time.perf_counter() - begin)
         if times[0] > 20:  # a warm-up would not matter
             break
-    rest = times[1:] or times
+    rest = times[first:] or times
     return {"seconds": statistics.median(rest), "repetitions": len(rest), "bytes": peak(device) - before}
 
 
@@ -107,6 +126,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=None, help="default: torch's own choice")
     parser.add_argument("--classes", type=int, nargs="+", default=CLASSES)
     parser.add_argument("--limit", type=float, default=120.0, help="seconds of one forward and backward")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no new line after this long")
     parser.add_argument("--one", nargs=3, metavar=("CONTENDER", "L", "P"), help="measure one and print it as JSON")
     parser.add_argument("--out", type=Path, help="write the results to this JSON file")
     args = parser.parse_args()
@@ -116,35 +136,48 @@ def main() -> None:
         contender, L, p = args.one
         print(json.dumps(measure(contender, int(L), int(p), args.device)))
         return
+    begin = time.perf_counter()
+    record: dict = {
+        "benchmark": "many classes",
+        "mmlda": mmlda.__version__,
+        "commit": code_version(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": device_name(args.device),
+        "threads": torch.get_num_threads(),
+        "batch": BATCH,
+        "rows": [],
+    }
+    if args.out and args.out.is_file():
+        record["rows"] = json.loads(args.out.read_text())["rows"]
+    done = {(row["num_classes"], row["dim"]) for row in record["rows"]}
     print(f"{'L':>9} {'p':>5}  {'contender':18}{'ms':>10}{'MB':>10}")
-    rows = []
-    for L in args.classes:
-        for p in DIMS:
-            row: dict = {"num_classes": L, "dim": p, "results": {}}
-            for contender in CONTENDERS:
-                why = skipped(contender, L, p, args.device, args.limit)
-                found: dict = {"skipped": why} if why else run(contender, L, p, args)
-                row["results"][contender] = found
-                shown = found.get("skipped") or f"{1e3 * found['seconds']:10.2f}{found['bytes'] / 1e6:10.1f}"
-                print(f"{L:9,d} {p:5d}  {contender:18}{shown}", flush=True)
-            rows.append(row)
-    if args.out:
-        record = {
-            "benchmark": "many classes",
-            "mmlda": mmlda.__version__,
-            "commit": code_version(),
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "device": device_name(args.device),
-            "threads": torch.get_num_threads(),
-            "batch": BATCH,
-            "rows": rows,
-        }
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(record, indent=1) + "\n")
+    for L, p in itertools.product(args.classes, DIMS):
+        if (L, p) in done:
+            continue
+        if time.perf_counter() - begin > 60 * args.minutes:
+            print(f"{args.minutes:g} minutes are over")
+            break
+        results = {}
+        for contender in CONTENDERS:
+            why = skipped(contender, L, p, args.device, args.limit)
+            found: dict = {"skipped": why} if why else run(contender, L, p, args)
+            results[contender] = found
+            shown = found.get("skipped") or f"{1e3 * found['seconds']:10.2f}{found['bytes'] / 1e6:10.1f}"
+            print(f"{L:9,d} {p:5d}  {contender:18}{shown}", flush=True)
+        record["rows"].append({"num_classes": L, "dim": p, "results": results})
+        record["rows"].sort(key=lambda row: (row["num_classes"], row["dim"]))
+        if args.out:
+            write_json(args.out, record)
 
 
 def run(contender: str, L: int, p: int, args: argparse.Namespace) -> dict:
+    """Measure in a process of its own on the CPU, where only the whole process's peak is known."""
+    if args.device == "cuda":
+        try:
+            return measure(contender, L, p, args.device)
+        except torch.cuda.OutOfMemoryError as error:
+            return {"skipped": str(error).splitlines()[0]}
     command = [sys.executable, __file__, "--device", args.device, "--one", contender, str(L), str(p)]
     if args.threads:
         command += ["--threads", str(args.threads)]

@@ -1,18 +1,20 @@
 """Test error with many classes: Resnet-32 with 64 latent dimensions, softmax beside MM-LDA.
 
-    python benchmarks/many_classes_learning.py select --task strings-3 --root DATA --out runs/select
-    python benchmarks/many_classes_learning.py full --task strings-3 --root DATA --chosen runs/select --out runs/full
+    python benchmarks/many_classes_learning.py --task strings-3 --root DATA --steps 4000 --holdout --out RESULTS
+    python benchmarks/many_classes_learning.py --task strings-3 --root DATA --steps 10000 --out RESULTS
 
-Tasks are strings of three or four MNIST digits (1,000 and 10,000 classes) and CIFAR-100. `select` trains each variant
-of either head with seed 0 on the training images less 5,000, and measures on those (strings: on strings of those).
-`full` trains the best variant of each head on all training images with three seeds and measures on the test set, once.
-Both write one JSON file per network and skip what they find. Made for one GPU.
+Tasks are strings of three or four MNIST digits (1,000 and 10,000 classes) and CIFAR-100. With --holdout, every variant
+of either head is trained with seed 0 on the training images less 5,000, and measured on those (strings: on strings of
+those). Without it, the best variant of each head by these results is trained on all training images with three seeds,
+and measured on the test set, once. There is one JSON file per network; what exists is skipped. Made for one GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -20,99 +22,140 @@ from typing import Any
 import torch
 
 import mmlda
+from mmlda._utils.files import write_json
 from mmlda.data import ImageData, digit_strings, holdout, load
 from mmlda.results.provenance import measured_on
+from mmlda.training.folder import Run
+from mmlda.training.loop import Options
+from mmlda.training.many import together
 
-TASKS = {"strings-3": 3, "strings-4": 4, "cifar100": 0}
+TASKS = {"strings-3": 3, "strings-4": 4, "cifar100": 0}  # digits per string
 STRINGS = (200_000, 20_000)  # to train and to measure on
-VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
-    "softmax": {"sgd-0.1": {"lr": 0.1}, "sgd-0.03": {"lr": 0.03}, "adam": {"optimizer": "adam", "lr": 1e-3}},
+HELD = 5_000
+SGD = {"optimizer": "sgd", "lr": 0.1, "weight_decay": 5e-4}
+ADAM = {"optimizer": "adam", "lr": 1e-3, "weight_decay": 0.5, "decoupled": True}
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {  # as many for either head
+    "softmax": {
+        "sgd": SGD,
+        "sgd-slow": SGD | {"lr": 0.03},
+        "adam": ADAM,
+        "adam-free": ADAM | {"weight_decay": 0.05},
+    },
     "mmlda": {
-        "adam-C100": {"optimizer": "adam", "lr": 1e-3, "C": 100.0},
-        "adam-C30": {"optimizer": "adam", "lr": 1e-3, "C": 30.0},
-        "sgd-C30": {"lr": 0.03, "C": 30.0},
-        "sgd-C10": {"lr": 0.1, "C": 10.0},
+        "sgd-C10": SGD | {"C": 10.0},
+        "sgd-slow-C100": SGD | {"lr": 0.03, "C": 100.0},
+        "adam-C10": ADAM | {"C": 10.0},
+        "adam-C100": ADAM | {"C": 100.0},
     },
 }
 
 
-def sets(task: str, root: str | None, held: bool) -> tuple[ImageData, ImageData]:
+def sets(args: argparse.Namespace) -> tuple[ImageData, ImageData]:
     """Training images, and those to measure on: held-out ones, or the test set."""
-    train, test = load("mnist" if TASKS[task] else "cifar100", root)
-    if held:
-        train, test = holdout(train, 5000)
-    if not TASKS[task]:
-        return train, test
-    return digit_strings(train, TASKS[task], STRINGS[0]), digit_strings(test, TASKS[task], STRINGS[1])
+    length = TASKS[args.task]
+    train, test = load("mnist" if length else "cifar100", args.root)
+    if args.holdout:
+        train, test = holdout(train, HELD)
+    if length:
+        train, test = digit_strings(train, length, STRINGS[0]), digit_strings(test, length, STRINGS[1])
+    return train, test
 
 
-def train(task: str, head: str, variant: str, seed: int, args: argparse.Namespace, held: bool) -> dict[str, Any]:
-    """Train one network and measure it."""
+def make_run(head: str, variant: str, seed: int, data: ImageData, args: argparse.Namespace) -> Run:
+    """A network with new weights, and how to train it."""
     settings = dict(VARIANTS[head][variant])
-    data, measured = sets(task, args.root, held)
-    colours = data.shape[0]
-    config = {"backbone": "resnet", "depth": 32, "channels": colours, "head": head, "dim": 64}
-    config["num_classes"] = data.num_classes
+    config: dict[str, Any] = {"backbone": "resnet", "depth": args.depth, "channels": data.shape[0]}
+    config |= {"head": head, "dim": 64, "num_classes": data.num_classes}
     if head == "mmlda":
         config["C"] = settings.pop("C")
-    augmentation = {"pad": 2} if TASKS[task] else {"pad": 4, "flip": True}
-    recipe = mmlda.Recipe(
-        steps=args.steps, schedule="cosine", warmup=args.steps // 20, seed=seed, **augmentation, **settings
-    )
-    model = mmlda.models.build(config, seed=seed).to(args.device)
+    crops = {"pad": 2} if TASKS[args.task] else {"pad": 4, "flip": True}
+    recipe = mmlda.Recipe(steps=args.steps, schedule="cosine", warmup=args.steps // 20, seed=seed, **crops, **settings)
+    return Run(mmlda.models.build(config, seed=seed).to(args.device), recipe)
+
+
+def train(jobs: list[tuple[str, str, int, Path]], data: ImageData, test: ImageData, args: argparse.Namespace) -> None:
+    """Train networks at the same time, and write the record of each."""
     cuda = args.device == "cuda"
+    runs = [make_run(head, variant, seed, data, args) for head, variant, seed, _ in jobs]
     if cuda:
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     begin = time.perf_counter()
-    run = mmlda.fit(model, data.to(args.device), recipe, device=args.device)
+    failures = together(runs, [data] * len(runs), Options(device=args.device), show=True)
     seconds = time.perf_counter() - begin
-    return {
-        "task": task,
-        "head": head,
-        "variant": variant,
-        "seed": seed,
-        "steps": args.steps,
-        "error": mmlda.accuracy(model, measured, device=args.device).error,
-        "training_loss": run.loss,
-        "head_parameters": sum(p.numel() for p in model.head.parameters()),
-        "head_bytes": sum(t.nbytes for t in model.head.state_dict().values()),
-        "peak_bytes": torch.cuda.max_memory_allocated() if cuda else None,
-        "seconds_per_step": seconds / args.steps,
-        "measured_on": "held-out images" if held else "test images",
-        **measured_on(args.device),
-    }
+    for n, (run, (head, variant, seed, path)) in enumerate(zip(runs, jobs)):
+        model: Any = run.model
+        speeds = [entry["steps_per_second"] for entry in run.history[1:]]  # without the compilation
+        record = {
+            "task": args.task,
+            "head": head,
+            "variant": variant,
+            "settings": VARIANTS[head][variant],
+            "seed": seed,
+            "num_classes": data.num_classes,
+            "train_images": len(data),
+            "train_steps": run.recipe.steps,
+            "batch_size": run.recipe.batch_size,
+            "measured_on": "held-out images" if args.holdout else "test images",
+            "n": len(test),
+            "error": 1.0 if n in failures else mmlda.accuracy(model, test, device=args.device).error,
+            "failure": str(failures[n]) if n in failures else None,
+            "training_loss": run.loss if math.isfinite(run.loss) else None,
+            "training_error": 1 - run.accuracy if math.isfinite(run.accuracy) else None,
+            "head_parameters": sum(p.numel() for p in model.head.parameters()),
+            "head_bytes": sum(t.nbytes for t in model.head.state_dict().values()),
+            "streamed": model.head.structured,
+            "at_once": len(runs),
+            # of one network, where `at_once` share the device
+            "seconds_per_step": 1 / statistics.median(speeds) / len(runs) if speeds else None,
+            "seconds_together": seconds,  # with compilation
+            "peak_bytes_together": torch.cuda.max_memory_allocated() if cuda else None,
+            **measured_on(args.device),
+        }
+        write_json(path, record)
+        print(f"{path.stem}: error {record['error']:.2%} {record['failure'] or ''}", flush=True)
 
 
-def best(folder: Path, task: str, head: str) -> str:
+def best(args: argparse.Namespace, head: str) -> str:
     """The variant with the smallest error on held-out images."""
-    found = [json.loads(path.read_text()) for path in sorted(folder.glob(f"{task}-{head}-*.json"))]
-    if not found:
-        raise SystemExit(f"--chosen must have results of select for {task} and {head}, got none in {folder}")
-    return min(found, key=lambda result: result["error"])["variant"]  # type: ignore[no-any-return]
+    records = [json.loads(path.read_text()) for path in sorted(args.out.glob(f"holdout-{args.task}-{head}-*.json"))]
+    if not records:
+        raise SystemExit(f"--out must have results of --holdout for {args.task} and {head}, got none in {args.out}")
+    return min(records, key=lambda record: record["error"])["variant"]  # type: ignore[no-any-return]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("select", "full"))
     parser.add_argument("--task", choices=TASKS, required=True)
     parser.add_argument("--root", help="folder of the datasets")
-    parser.add_argument("--chosen", type=Path, help="folder of select's results, for full")
-    parser.add_argument("--steps", type=int, default=20_000)
+    parser.add_argument("--holdout", action="store_true", help="choose the settings on held-out training images")
+    parser.add_argument("--heads", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="without --holdout")
+    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--depth", type=int, default=32)
+    parser.add_argument("--n", type=int, help="measure on at most this many images")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start nothing new after this long")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    if args.what == "full" and args.chosen is None:
-        parser.error("full needs --chosen")
-    args.out.mkdir(parents=True, exist_ok=True)
-    for head, variants in VARIANTS.items():
-        held = args.what == "select"
-        jobs = [(name, 0) for name in variants] if held else [(best(args.chosen, args.task, head), s) for s in range(3)]
-        for variant, seed in jobs:
-            path = args.out / f"{args.task}-{head}-{variant}-seed{seed}.json"
-            if not path.is_file():
-                path.write_text(json.dumps(train(args.task, head, variant, seed, args, held), indent=1) + "\n")
-            result = json.loads(path.read_text())
-            print(f"{path.stem}: error {result['error']:.2%}, {1e3 * result['seconds_per_step']:.1f} ms per step")
+    begin = time.perf_counter()
+    groups = []  # of one head each, so that the seconds per step are those of this head
+    for head in args.heads:
+        if args.holdout:
+            jobs = [(head, name, 0, args.out / f"holdout-{args.task}-{head}-{name}.json") for name in VARIANTS[head]]
+        else:
+            chosen = best(args, head)
+            jobs = [(head, chosen, seed, args.out / f"{args.task}-{head}-seed{seed}.json") for seed in args.seeds]
+        groups.append([job for job in jobs if not job[3].is_file()])
+    if not any(groups):
+        return
+    data, test = sets(args)
+    data, test = data.to(args.device), mmlda.data.stratified(test, args.n)
+    for jobs in filter(None, groups):
+        if time.perf_counter() - begin > 60 * args.minutes:
+            print(f"{args.minutes:g} minutes are over: left out {', '.join(job[3].stem for job in jobs)}")
+            continue
+        train(jobs, data, test, args)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mmlda.theory import optimiser
 from mmlda.theory.codes import (
     _POLYNOMIALS,
     BinaryCode,
@@ -174,6 +175,40 @@ def test_an_optimiser_that_could_win_is_asked():
     assert settled_code(200, 16) == BinaryCode(200, 4)  # it reaches 0.290
     assert settled_code(100, 8) is None  # it reaches 0.447, Gold 0.5
     assert settled_code(1000, 64) is not None and settled_code(3000, 64) is not None
+
+
+@pytest.mark.parametrize(
+    (
+        "L",
+        "p",
+        "reached",
+    ),  # by the optimiser in a minute, at the sizes where the chosen code is farthest from the bound
+    [
+        (163, 16, 0.2639),
+        (200, 17, 0.2719),
+        (215, 18, 0.2642),
+        (252, 19, 0.2677),
+        (276, 20, 0.2636),
+        (711, 26, 0.2863),
+        (963, 69, 0.1340),
+        (1054, 33, 0.2618),
+        (1426, 39, 0.2475),
+        (1505, 81, 0.1372),
+        (1511, 36, 0.2676),
+        (1841, 38, 0.2698),
+        (1997, 47, 0.2344),
+    ],
+)
+def test_a_code_chosen_without_the_optimiser_beats_it(L, p, reached):
+    assert settled_code(L, p).max_cosine < reached
+
+
+def test_a_short_budget_is_spent_on_sharp_levels(monkeypatch):
+    monkeypatch.setattr(optimiser, "_WORK", 100.0 * 120**2 * (16 + 64))
+    assert optimiser.evaluations(120, 16) == 100
+    assert (
+        optimiser.largest_cosine(optimiser.optimise(120, 16, 0, cosine_bound(120, 16))) < 0.3
+    )  # 0.354 with nine levels
 
 
 def test_too_many_classes_for_the_dimension():

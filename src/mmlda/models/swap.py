@@ -6,9 +6,11 @@ import copy
 import logging
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from mmlda._utils.checks import invalid
+from mmlda._utils.device import eval_mode
 from mmlda._utils.training_data import class_names
 from mmlda.models.classifier import Classifier
 from mmlda.models.heads import MaxMahalanobisHead
@@ -35,6 +37,8 @@ class SwappedHead(nn.Sequential):
     ('SwappedHead', 64)
     """
 
+    headless = False  # return features instead of logits
+
     def __init__(self, latent: nn.Module, head: nn.Module, name: str, old: nn.Linear):
         super().__init__()
         self.latent, self.head = latent, head
@@ -43,6 +47,64 @@ class SwappedHead(nn.Sequential):
     def extra_repr(self) -> str:
         """Describe the replaced layer."""
         return f"replaced {self.replaced}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute logits.
+
+        Parameters
+        ----------
+        x
+            Inputs of the replaced layer.
+
+        Returns
+        -------
+        Tensor
+            Logits `[N, L]`.
+        """
+        z = self.latent(x)
+        return z if self.headless else self.head(z)
+
+    def features(self, model: nn.Module, x: Tensor) -> Tensor:
+        """Compute the latent features of the network whose last layer this is; `head.loss` needs no logits then.
+
+        Parameters
+        ----------
+        model
+            The network that `swap_head` returned.
+        x
+            Its inputs.
+
+        Returns
+        -------
+        Tensor
+            Features z `[N, p]`.
+
+        Examples
+        --------
+        >>> import torch
+        >>> net = swap_head(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), num_classes=100_000, dim=256)
+        >>> z = net[1].features(net, torch.rand(2, 64))
+        >>> z.shape, net[1].head.loss(z, torch.tensor([3, 99_999])).shape
+        (torch.Size([2, 256]), torch.Size([]))
+        """
+        self.headless = True
+        try:
+            return model(x)
+        finally:
+            self.headless = False
+
+    def is_last(self, model: nn.Module, x: Tensor) -> bool:
+        """Whether the logits of this layer are what the network returns, tried with inputs `x`."""
+        seen: list[Tensor] = []
+        hook = self.register_forward_hook(lambda _, inputs, z: seen.append(z))
+        try:
+            with torch.no_grad(), eval_mode(model):
+                z = self.features(model, x)
+        except (RuntimeError, IndexError):  # what follows needs L columns
+            return False
+        finally:
+            hook.remove()
+        return len(seen) == 1 and z is seen[0] and z.ndim == 2
 
 
 def swap_head(

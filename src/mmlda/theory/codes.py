@@ -90,28 +90,33 @@ class BinaryCode:
         """
         return _signs(self.m, self.level, self.bases - self.standard)
 
-    def means(self, norm: float = 1.0) -> np.ndarray:
+    def means(self, norm: float = 1.0, dim: int = 0, dtype: type = np.float64) -> np.ndarray:
         """Compute the means.
 
         Parameters
         ----------
         norm
             Norm of each mean.
+        dim
+            Columns, the last of them 0 (default: 2^m).
+        dtype
+            Of the result.
 
         Returns
         -------
         ndarray
-            Means `[L, 2^m]`, float64.
+            Means `[L, dim]`.
         """
-        size = self.size
-        out = np.empty((self.bases, size, 2, size))
-        basis = norm / math.sqrt(size) * hadamard(size)
-        for signs, rows in zip(self.signs().astype(np.float64), out[:, :, 0]):
-            np.multiply(basis, signs, out=rows)
+        size, dim = self.size, dim or self.size
+        # Written once, in the order of memory: most of the time goes into the system's new pages.
+        out: np.ndarray = np.zeros((self.bases, size, 2, dim), dtype)
+        basis: np.ndarray = (norm / math.sqrt(size) * hadamard(size)).astype(dtype)
+        for signs, rows in zip(self.signs().astype(dtype), out):
+            np.multiply(basis, signs, out=rows[:, 0, :size])
+            np.negative(rows[:, 0, :size], out=rows[:, 1, :size])
         if self.standard:
-            out[-1, :, 0] = norm * np.eye(size)
-        np.negative(out[:, :, 0], out=out[:, :, 1])
-        return out.reshape(-1, size)[: self.num_classes]
+            out[-1, :, 0, :size], out[-1, :, 1, :size] = norm * np.eye(size), -norm * np.eye(size)
+        return out.reshape(-1, dim)[: self.num_classes]
 
 
 def capacity(m: int, level: int = 0) -> int:

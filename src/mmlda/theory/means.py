@@ -18,7 +18,7 @@ from mmlda.theory.codes import BinaryCode, ChirpCode, binary_code, capacity, chi
 from mmlda.theory.optimiser import evaluations, largest_cosine, optimise
 
 _MOST = 10_000  # classes for the optimiser where there is no code: it needs [L, L] matrices
-_LEAST = 200  # evaluations that it must be able to make where there is one
+_LEAST = 400  # evaluations that it must be able to make where there is one
 
 
 def generate_opt_means(
@@ -204,7 +204,7 @@ def arrange_means(
         angle = torch.arange(L, dtype=torch.float64, device="cpu") * (2 * math.pi / L)
         name, cosine, mu = "polygon", bound, scale * torch.stack([angle.cos(), angle.sin()], 1)
     else:
-        name, cosine, mu = _best(L, p, seed, scale)
+        name, cosine, mu = _best(L, p, seed, scale, dtype)
     return Arrangement(mu.to(device=device, dtype=dtype), name, cosine, bound)
 
 
@@ -223,7 +223,7 @@ def _code(L: int, p: int) -> BinaryCode | ChirpCode | None:
     return min((code for code in codes if code is not None), key=lambda code: code.max_cosine, default=None)
 
 
-def _best(L: int, p: int, seed: int, scale: float) -> tuple[str, float, Tensor]:
+def _best(L: int, p: int, seed: int, scale: float, dtype: torch.dtype) -> tuple[str, float, Tensor]:
     """Construction, largest cosine and means of norm `scale` where 2p < L: a code or the optimiser's."""
     code = settled_code(L, p)
     if code is None:
@@ -240,8 +240,11 @@ def _best(L: int, p: int, seed: int, scale: float) -> tuple[str, float, Tensor]:
             cosine = largest_cosine(found)
         if code is None or cosine < code.max_cosine:
             return "optimised", cosine, torch.from_numpy(scale * found)
-    mu = torch.from_numpy(code.means(scale))
-    return code.name, code.max_cosine, mu if code.size == p else torch.nn.functional.pad(mu, (0, p - code.size))
+    if isinstance(code, BinaryCode):
+        mu = code.means(scale, p, np.float32 if dtype == torch.float32 else np.float64)
+    else:
+        mu = np.pad(code.means(scale), [(0, 0), (0, p - code.size)])
+    return code.name, code.max_cosine, torch.from_numpy(mu)
 
 
 def max_cosine(means: Any) -> float:

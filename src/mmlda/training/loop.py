@@ -309,11 +309,11 @@ def _steps(
     if run.out is not None:
         folder.resume(run, optimizer, average)
     step, tally = run.step, Tally(device, run.step, run.loss)
+    batches.seek(step)
     full_step = Step(model, batches, optimizer, tally, average, _teacher(run, device), amp=options.uses_amp(device))
     launch = make_launch(full_step, eager=options.eager, deterministic=options.deterministic)
     journal = _Journal(run, options, tally, average, lambda: folder.save(run, optimizer, average), report)
     rate = math.nan
-    batches.seek(step)
     report(step, start=True)
     while step < recipe.steps:
         if step % batches.per_epoch == 0:

@@ -27,7 +27,7 @@ from mmlda.attacks.noise import Noise
 from mmlda.attacks.replay import compile_quietly
 from mmlda.data import ImageData, augment, draw_augmentation
 from mmlda.data.images import gather
-from mmlda.models import Classifier, fast_convolutions
+from mmlda.models import Classifier, SwappedHead, fast_convolutions
 from mmlda.models.folded import agrees, foldable, folded
 from mmlda.training.recipes import Adversary, Recipe
 
@@ -184,13 +184,14 @@ class Average:
 class Objective(nn.Module):
     """The loss of a batch as a module, so that it can be compiled or wrapped for several processes."""
 
-    def __init__(self, model: nn.Module, recipe: Recipe):
+    def __init__(self, model: nn.Module, recipe: Recipe, swapped: SwappedHead | None = None):
         super().__init__()
         self.model, self.loss = model, recipe.loss
         adversary = recipe.adversary
         self.beta, self.pairing = (adversary.beta, adversary.pairing) if adversary is not None else (0.0, 0.0)
         self.distill = recipe.distill
-        self.streamed = isinstance(model, Classifier) and getattr(model.head, "structured", False)  # no [n, L] logits
+        own = isinstance(model, Classifier) and getattr(model.head, "structured", False)
+        self.streamed, self.swapped = own or swapped is not None, (swapped,)  # a tuple: its weights are the model's
         if self.loss != "ce" and not hasattr(model, "features"):
             raise invalid("loss", "'ce' for a model without features(x) and a head", self.loss)
 
@@ -202,11 +203,14 @@ class Objective(nn.Module):
         TRADES and logit pairing see clean and adversarial images side by side, in one batch.
         """
         model: Any = self.model
+        swapped: Any
         if self.loss != "ce":
             z = model.features(x)
             return model.head.loss(z, y, self.loss), _count_right(model.head(z), y)
         if self.streamed and x_adv is None and taught is None:
-            losses, hits = model.head.loss_and_hits(model.features(x), y)
+            (swapped,) = self.swapped
+            z, head = (model.features(x), model.head) if swapped is None else (swapped.features(model, x), swapped.head)
+            losses, hits = head.loss_and_hits(z, y)  # no [n, L] logits
             return losses.mean(), hits.sum()
         labels = y
         if taught is not None:
@@ -222,6 +226,14 @@ class Objective(nn.Module):
         else:
             loss = loss + self.beta * kl_divergence(moved, clean).mean()
         return loss, _count_right(logits, y)
+
+
+def streamed_head(model: nn.Module, batches: Batches) -> SwappedHead | None:
+    """The end of a network of `swap_head`, if it has a structured head and nothing follows it."""
+    ends = [module for module in model.modules() if isinstance(module, SwappedHead)]
+    if len(ends) != 1 or not getattr(ends[0].head, "structured", False):
+        return None
+    return ends[0] if ends[0].is_last(model, batches.take(0, batches.size)[0]) else None
 
 
 def _count_right(logits: Tensor, y: Tensor) -> Tensor:
@@ -332,7 +344,9 @@ class Step:
         if self.adversary is not None and not round(batches.size // self.parts * self.adversary.share):
             least = f"enough for one image of a part of {batches.size // self.parts}"
             raise invalid("share", least, self.adversary.share)
-        self.objective: Callable[..., tuple[Tensor, Tensor]] = Objective(model, self.recipe)
+        self.objective: Callable[..., tuple[Tensor, Tensor]] = Objective(
+            model, self.recipe, streamed_head(model, batches)
+        )
         self.take, self.attacked, self.teacher, self.fold = batches.take, model, teacher, False
         if self.world > 1:
             devices = [batches.device.index] if batches.device.type == "cuda" else None
