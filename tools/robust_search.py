@@ -1,9 +1,10 @@
-"""Search for a recipe of adversarial training on held-out training images of CIFAR-10.
+"""Search for a recipe of adversarial training on held-out training images of CIFAR-10 or MNIST.
 
     python tools/robust_search.py tools/robust_trials.json --root DATA --out FOLDER --only a,b --steps 15000
+    python tools/robust_search.py tools/robust_trials_mnist.json --data mnist --root DATA --out FOLDER --only a --steps 5000
 
-A trial names a head, changes to the network and changes to the recipe. Every trial trains on 45,000 images and is
-measured on the 5,000 held out: clean accuracy, and accuracy under margin APGD with 50 steps, untargeted and against
+A trial names a head, changes to the network and changes to the recipe. Every trial trains on all training images but
+5,000, and is measured on those: clean accuracy, and accuracy under margin APGD with 50 steps, untargeted and against
 the three nearest classes. The test set is never read. Each finished trial is one JSON file in the folder.
 """
 
@@ -22,25 +23,26 @@ from mmlda._utils.files import write_json
 from mmlda.results import code_version, device_name, versions
 from mmlda.training.checkpoints import read_weights, save_weights
 
-EPS = 8 / 255
+EPS = {"cifar10": (8 / 255,), "mnist": (0.04, 0.12, 0.2, 0.3)}  # where networks are measured
+AUGMENT = {"cifar10": {"pad": 4, "flip": True}, "mnist": {}}
 HELD, SPLIT_SEED = 5000, 0
-PGD = {"attack": "pgd", "eps": EPS, "steps": 10, "step": 0.25, "random_start": True, "share": 1.0}
+PGD = {"attack": "pgd", "eps": 8 / 255, "steps": 10, "step": 0.25, "random_start": True, "share": 1.0}
 
 
-def recipe_of(trial: dict, steps: int) -> mmlda.Recipe:
+def recipe_of(trial: dict, steps: int, data: str = "cifar10") -> mmlda.Recipe:
     """The trial's recipe: adversarial training on PGD-10, with the trial's changes; milestones are shares."""
     changes = dict(trial["recipe"])
     adversary = mmlda.Adversary(**(PGD | changes.pop("adversary", {})))
     if "milestones" in changes:
         changes["milestones"] = tuple(round(share * steps) for share in changes["milestones"])
     steps = changes.pop("steps", steps)
-    return mmlda.Recipe(steps=steps, pad=4, flip=True, adversary=adversary, **changes)
+    return mmlda.Recipe(steps=steps, adversary=adversary, **AUGMENT[data], **changes)
 
 
-def measure(model: torch.nn.Module, held: mmlda.ImageData, seed: int = 0) -> dict:
+def measure(model: torch.nn.Module, held: mmlda.ImageData, eps: float, seed: int = 0) -> dict:
     """Clean and robust accuracy on the held-out images, as counts."""
     x, y = held.pixels().cuda(), held.labels.cuda()
-    common = {"eps": EPS, "steps": 50, "seed": seed, "batch_size": 2500}
+    common = {"eps": eps, "steps": 50, "seed": seed, "batch_size": 2500}
     attacks = [
         mmlda.attacks.APGD(loss="margin", **common),
         mmlda.attacks.APGD(loss="targeted", target="every", targets=3, **common),
@@ -72,6 +74,7 @@ def load_network(path: Path) -> mmlda.Classifier:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("trials", type=Path)
+    parser.add_argument("--data", default="cifar10", choices=list(EPS))
     parser.add_argument("--root", required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", required=True)
@@ -82,9 +85,9 @@ def main() -> None:
     options = parser.parse_args()
     trials = {trial["name"]: trial for trial in json.loads(options.trials.read_text())}
     chosen = [trials[name] for name in options.only.split(",")]
-    train, held = mmlda.data.holdout(mmlda.data.load("cifar10", options.root)[0], HELD, SPLIT_SEED)
-    recipes = [recipe_of(trial, options.steps) for trial in chosen]
-    base = {"backbone": "resnet", "depth": 32, "channels": 3, "num_classes": 10}
+    train, held = mmlda.data.holdout(mmlda.data.load(options.data, options.root)[0], HELD, SPLIT_SEED)
+    recipes = [recipe_of(trial, options.steps, options.data) for trial in chosen]
+    base = {"backbone": "resnet", "depth": 32, "channels": train.shape[0], "num_classes": 10}
     models = [
         mmlda.models.build(base | {"head": trial["head"]} | trial.get("model", {}), seed=recipe.seed)
         for trial, recipe in zip(chosen, recipes)
@@ -96,14 +99,18 @@ def main() -> None:
     together = time.perf_counter() - begin
     for trial, run in zip(chosen, runs):
         begin = time.perf_counter()
-        found = measure(run.model, held, run.recipe.seed)
+        *others, eps = EPS[options.data]
+        found = measure(run.model, held, eps, run.recipe.seed)
+        at = {str(e): measure(run.model, held, e, run.recipe.seed)["robust"] for e in others}
         record = {
             "name": trial["name"],
             "trial": trial,
             "recipe": dataclasses.asdict(run.recipe),
             "model": run.model.config,
             **found,
-            "eps": EPS,
+            "robust_at": at,
+            "eps": eps,
+            "data": options.data,
             "split_seed": SPLIT_SEED,
             "loss": run.loss,
             "train_accuracy": run.accuracy,
@@ -114,7 +121,7 @@ def main() -> None:
             "commit": code_version(),
         }
         write_json(options.out / f"{trial['name']}-{options.steps}.json", record)
-        print(trial["name"], options.steps, found, f"{together:.0f} s together", flush=True)
+        print(trial["name"], options.steps, found, at, f"{together:.0f} s together", flush=True)
         if options.weights:
             keep_network(options.weights / trial["name"], run.model)
 

@@ -1,0 +1,171 @@
+"""Train the robust networks, several seeds of both heads, and measure them on the test set.
+
+    python tools/robust_networks.py train --data cifar10 --root DATA --runs RUNS --out NETWORKS
+    python tools/robust_networks.py attack --data cifar10 --root DATA --networks NETWORKS --out RECORDS
+    python tools/robust_networks.py compare --data cifar10 --records RECORDS
+
+`train` trains the recipes DATA-sr-robust and DATA-mmlda-robust together; stopped by Ctrl-C (or `timeout -s INT`) it
+saves, and the same call resumes. The networks are kept in float16, as they ship, and it is these files that `attack`
+measures: on all test images, clean, under AutoAttack's standard version (pyautoattack) and under `WorstCase`. Each
+network and attack is one JSON file with the outcome of every image; what is there is not measured again, and nothing is
+started after `--minutes`. `compare` prints the accuracies and the paired difference of the heads with its interval.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import dataclasses
+import importlib.metadata
+import json
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from robust_search import EPS, keep_network, load_network
+
+import mmlda
+from mmlda._utils.files import write_json
+from mmlda.results import code_version, device_name, versions
+
+HEADS = {"sr": "softmax", "mmlda": "mmlda"}
+
+
+def pack(outcome: torch.Tensor) -> str:
+    """One bit per image, as text."""
+    return base64.b64encode(np.packbits(outcome.cpu().numpy())).decode()
+
+
+def unpack(text: str, n: int) -> np.ndarray:
+    return np.unpackbits(np.frombuffer(base64.b64decode(text), np.uint8))[:n].astype(bool)
+
+
+def about(device: str) -> dict:
+    found = {**versions(), "device": device_name(device)}
+    return {"versions": found, "commit": code_version()}
+
+
+def train(options: argparse.Namespace) -> None:
+    """Train every head and seed that is not there yet, all at the same time."""
+    data = mmlda.data.load(options.data, options.root)[0]
+    names = [f"{options.data}-{head}-robust-{seed}" for seed in options.seeds for head in options.heads]
+    names = [name for name in names if not (options.out / f"{name}.safetensors").exists()]
+    recipes, models = [], []
+    for name in names:
+        recipe_name, seed = name.rsplit("-", 1)
+        recipe = dataclasses.replace(mmlda.RECIPES[recipe_name], seed=int(seed))
+        recipes.append(recipe.scaled(options.steps) if options.steps else recipe)
+        config = {"backbone": "resnet", "depth": 32, "channels": data.shape[0], "num_classes": data.num_classes}
+        models.append(mmlda.models.build(config | {"head": HEADS[name.split("-")[1]]}, seed=int(seed)))
+    folders = [options.runs / name for name in names]
+    for name, run in zip(names, mmlda.fit_many(models, data, recipes, out=folders, device=options.device)):
+        record = {"name": name, "recipe": dataclasses.asdict(run.recipe), "model": run.model.config}
+        record |= {"train_steps": run.step, "loss": run.loss, "train_accuracy": run.accuracy, "seconds": run.seconds}
+        record |= {"trained_together": len(names), "train_images": len(data), **about(options.device)}
+        write_json(options.out / f"{name}.trained.json", record)
+        keep_network(options.out / name, run.model)
+        print(name, f"{run.seconds:.0f} s", flush=True)
+
+
+def autoattack(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, eps: float) -> torch.Tensor:
+    """Images after AutoAttack's standard version."""
+    import pyautoattack
+
+    fast = mmlda.attacks.compiled(model, captured=False) if x.is_cuda else model
+    peer = pyautoattack.AutoAttack(fast, norm="Linf", eps=eps, seed=0, device=str(x.device))
+    x_adv = peer.run_standard_evaluation(x, y, batch_size=2500)
+    return x_adv[0] if isinstance(x_adv, tuple) else x_adv
+
+
+def attack(options: argparse.Namespace) -> None:
+    """Measure every network under every attack that has no record yet."""
+    test = mmlda.data.load(options.data, options.root)[1]
+    x, y = test.pixels(slice(options.n)).to(options.device), test.labels[: options.n].to(options.device)
+    begin = time.perf_counter()
+    for weights in sorted(options.networks.glob(f"{options.data}-*-robust-*.safetensors")):
+        model = load_network(weights.with_suffix("")).to(options.device).eval()
+        for kind in options.attacks:
+            for eps in EPS[options.data]:
+                place = options.out / f"{weights.stem}-{kind}-{eps:.4f}.json"
+                if place.exists() or time.perf_counter() - begin > 60 * options.minutes:
+                    continue
+                start = time.perf_counter()
+                if kind == "autoattack":
+                    x_adv = autoattack(model, x, y, eps).to(x.device)
+                else:
+                    twin = mmlda.attacks.compiled(model) if x.is_cuda else model
+                    x_adv = mmlda.attacks.WorstCase(eps=eps, seed=0, batch_size=options.batch)(twin, x, y).x_adv
+                seconds = time.perf_counter() - start
+                if not bool(((x_adv - x).abs() <= eps + 1e-6).all() & (x_adv >= 0).all() & (x_adv <= 1).all()):
+                    raise SystemExit(f"{kind} left the ball of radius {eps}")
+                clean, held = (model.predict(v) == y for v in (x, x_adv))  # by the network itself
+                record = {"name": weights.stem, "data": options.data, "attack": kind, "eps": eps, "n": len(y)}
+                record |= {"clean": int(clean.sum()), "robust": int((clean & held).sum()), "seconds": seconds}
+                record |= {"clean_images": pack(clean), "robust_images": pack(clean & held), **about(options.device)}
+                if kind == "autoattack":
+                    record["versions"]["pyautoattack"] = importlib.metadata.version("pyautoattack")
+                write_json(place, record)
+                print(
+                    weights.stem, kind, f"{eps:.4f}", record["clean"], record["robust"], f"{seconds:.0f} s", flush=True
+                )
+
+
+def compare(options: argparse.Namespace) -> None:
+    """Print mean accuracies, and MM-LDA minus softmax with its 95% interval over seeds and images (bootstrap)."""
+    records = [json.loads(path.read_text()) for path in sorted(options.records.glob(f"{options.data}-*.json"))]
+    rng = np.random.default_rng(0)
+    for kind, eps in sorted({(r["attack"], r["eps"]) for r in records if "attack" in r}):
+        held: dict[str, dict[int, np.ndarray]] = {head: {} for head in HEADS}
+        for r in records:
+            if (r.get("attack"), r.get("eps")) == (kind, eps):
+                _, head, _, seed = r["name"].split("-")
+                held[head][int(seed)] = unpack(r["robust_images"], r["n"])
+                print(
+                    f"{r['name']:24s} {kind:10s} eps {eps:.4f} clean {r['clean'] / r['n']:.2%} {r['robust'] / r['n']:.2%}"
+                )
+        seeds = sorted(set(held["sr"]) & set(held["mmlda"]))
+        if not seeds:
+            continue
+        pairs = np.stack([held["mmlda"][s].astype(float) - held["sr"][s] for s in seeds])  # [seeds, n]
+        drawn = []
+        for _ in range(2000):
+            rows = pairs[rng.integers(len(seeds), size=len(seeds))]
+            drawn.append(rows[:, rng.integers(pairs.shape[1], size=pairs.shape[1])].mean())
+        low, high = np.quantile(drawn, (0.025, 0.975))
+        means = {head: statistics.mean(float(held[head][s].mean()) for s in seeds) for head in HEADS}
+        print(f"{kind} eps {eps:.4f}: mmlda {means['mmlda']:.2%}, sr {means['sr']:.2%}, ", end="")
+        print(f"difference {100 * pairs.mean():+.2f} points [{100 * low:+.2f}, {100 * high:+.2f}], seeds {seeds}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    for command in (train, attack, compare):
+        sub = commands.add_parser(command.__name__)
+        sub.set_defaults(command=command)
+        sub.add_argument("--data", default="cifar10", choices=list(EPS))
+        if command is not compare:
+            sub.add_argument("--root", required=True)
+            sub.add_argument("--out", type=Path, required=True)
+            sub.add_argument("--device", default="cuda")
+        if command is train:
+            sub.add_argument("--runs", type=Path, required=True)
+            sub.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[0, 1, 2])
+            sub.add_argument("--heads", type=lambda text: text.split(","), default=list(HEADS))
+            sub.add_argument("--steps", type=int, help="another length than the recipe's")
+        if command is attack:
+            sub.add_argument("--networks", type=Path, required=True)
+            sub.add_argument("--attacks", type=lambda text: text.split(","), default=["worst", "autoattack"])
+            sub.add_argument("--n", type=int, default=10_000)
+            sub.add_argument("--batch", type=int, default=2500)
+            sub.add_argument("--minutes", type=float, default=60.0)
+        if command is compare:
+            sub.add_argument("--records", type=Path, required=True)
+    options = parser.parse_args()
+    options.command(options)
+
+
+if __name__ == "__main__":
+    main()
