@@ -77,7 +77,7 @@ def as_images(
         source = as_pair(source, "data")
     classes = dataset_classes(source) if classes is None else classes
     if isinstance(source, DataLoader):
-        x, y = _join(source)
+        x, y = join_batches([as_pair(batch, "a batch of data") for batch in source])
     elif is_arrays(source):
         x, y = source
     elif _is_list_of_images(source):
@@ -179,8 +179,8 @@ def _one_image(image: Any, n: int) -> Tensor:
     return torch.from_numpy(array.transpose(2, 0, 1) if channels_last else array)
 
 
-def _join(loader: DataLoader[Any]) -> tuple[Tensor, Any]:
-    parts = [as_pair(batch, "a batch of data") for batch in loader]
+def join_batches(parts: Sequence[tuple[Any, Any]]) -> tuple[Tensor, Any]:
+    """The (x, y) of all batches of a loader from those of each."""
     if not parts:
         raise ValueError("data must have at least one image, got an empty DataLoader")
     labels = [y for _, y in parts]
