@@ -50,10 +50,13 @@ class Evaluation:
         Result for the clean images.
     attacks
         One result per attack.
+    unit
+        What was measured: "images", or "rows" of a table.
     """
 
     clean: Result
     attacks: tuple[Result, ...]
+    unit: str = "images"
 
     @property
     def results(self) -> tuple[Result, ...]:
@@ -62,7 +65,7 @@ class Evaluation:
 
     def __str__(self) -> str:
         classes = sum(share is not None for share in self.clean.series["per_class"])
-        what = f"{self.clean.n} images, {classes} classes"
+        what = f"{self.clean.n} {self.unit}, {classes} classes"
         labels = attack_labels(self.results)
         reasons = [unreliable(result) for result in self.results]
         names = [label + " *" * bool(why) for label, why in zip(labels, reasons)]
@@ -199,7 +202,7 @@ def evaluate(
         outcomes = None if own is None else one.read_outcomes(own)
         one = dataclasses.replace(one, name=slug)
         found.append(one if folder is None else one.save(folder, outcomes))
-    return Evaluation(clean, tuple(found))
+    return Evaluation(clean, tuple(found), images.unit)
 
 
 def _from_loader(
@@ -218,7 +221,8 @@ def _from_loader(
     about = traced(net, data, place, name)
     clean = _clean_result(net, data, data.logits, data.passes, other, place, {**about, "seconds": data.seconds})
     found = [attack_result(net, data, attack, data.attacks[k], about)[0] for k, attack in enumerate(attacks)]
-    return Evaluation(clean, tuple(dataclasses.replace(one, name=slug) for one, slug in zip(found, names)))
+    results = tuple(dataclasses.replace(one, name=slug) for one, slug in zip(found, names))
+    return Evaluation(clean, results, data.unit)
 
 
 def _slug(about: dict[str, Any]) -> str:
@@ -260,7 +264,7 @@ def _clean_result(
     """Accuracy and calibration from the logits [N, L]; the temperature is fitted on the `other` images."""
     if bool(z.isnan().any()):
         bad = int(z.isnan().any(1).sum())
-        raise ValueError(f"model must return finite logits, got NaN for {bad} of {len(data)} images")
+        raise ValueError(f"model must return finite logits, got NaN for {bad} of {len(data)} {data.unit}")
     labels = data.labels.cpu()
     found = shares(z.argmax(1), labels, data.num_classes)
     numbers = {"balanced_accuracy": found.balanced, **_calibration(z, labels)}
@@ -275,7 +279,7 @@ def _clean_result(
         len(data),
         name="clean",
         kind="evaluation",
-        what=f"accuracy on {len(data)} images of {data.name or 'the data'}",
+        what=f"accuracy on {len(data)} {data.unit} of {data.name or 'the data'}",
         dataset=data.name,
         head=head_of(model),
         numbers={key: _finite(value) for key, value in numbers.items()},
@@ -296,7 +300,7 @@ def _chunked_logits(
     model: Model, data: ImageData, chunks: Chunks, place: torch.device, show: bool
 ) -> tuple[Tensor, int]:
     """Logits [N, L] in float64 and the passes behind them, like `answers`; finished chunks are not computed again."""
-    with progress("clean images", len(data), unit="images", every=10.0, show=show) as report:
+    with progress(f"clean {data.unit}", len(data), unit=data.unit, every=10.0, show=show) as report:
         for rows in chunks.missing():
             z, passes = answers(model, data.subset(slice(rows.start, rows.stop)), device=place)
             chunks.save(rows.start, {"logits": z, "passes": torch.tensor(passes)})

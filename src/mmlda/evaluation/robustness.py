@@ -178,7 +178,7 @@ def _attack_missing(
     done = len(data) - sum(map(len, missing))
     attacked = compiled(model) if compile and missing else model  # type: ignore[arg-type]
     seen = won = 0
-    with progress(type(attack).__name__, len(data), unit="images", start=done, every=10.0, show=show) as report:
+    with progress(type(attack).__name__, len(data), unit=data.unit, start=done, every=10.0, show=show) as report:
         for part in missing:
             values = attack_part(model, data.subset(slice(part.start, part.stop)), part.start, attack, place, attacked)
             chunks.save(part.start, values)
@@ -235,7 +235,7 @@ def attack_result(
         n,
         name="result",
         kind="evaluation",
-        what=f"accuracy under {described['name']} on {n} images of {data.name or 'the data'}",
+        what=f"accuracy under {described['name']} on {n} {data.unit} of {data.name or 'the data'}",
         dataset=data.name,
         head=head_of(model),
         attack=described["name"],

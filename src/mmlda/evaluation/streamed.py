@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,7 +31,8 @@ class Streamed:
     logits: Tensor
     passes: int
     seconds: float
-    attacks: dict[int, list[dict[str, Tensor]]] = field(default_factory=dict)
+    attacks: dict[int, list[dict[str, Tensor]]]
+    unit: str
     name: str = ""
 
     def __len__(self) -> int:
@@ -53,6 +54,7 @@ def stream(
     """Read a loader once, and measure each batch clean and under every attack; `net` is the model at its place."""
     labels, logits, outcomes = [], [], defaultdict(list)
     classes: tuple[str, ...] = ()
+    unit = "images"
     passes, count, seconds, total = None, 0, 0.0, _count(loader)
     hasher, kinds = hashlib.sha256(), set()
     with progress("images", total, unit="images", every=10.0, show=show) as report:
@@ -61,6 +63,7 @@ def stream(
                 hasher.update(f"{images.images.dtype} {[total, *images.images.shape[1:]]}".encode())
             hasher.update(images.images.cpu().contiguous().numpy().data)
             kinds.add(images.images.dtype)
+            unit = images.unit
             begin = time.perf_counter()
             z, passes = answers(net, images, device=place, batch_size=len(images), passes=passes)
             seconds += time.perf_counter() - begin
@@ -75,7 +78,7 @@ def stream(
     joined = torch.cat(labels)
     hasher.update(joined.numpy().data)
     sha256 = hasher.hexdigest() if count == total and len(kinds) == 1 else ""
-    return Streamed(joined, classes, sha256, torch.cat(logits).double(), passes or 1, seconds, dict(outcomes))
+    return Streamed(joined, classes, sha256, torch.cat(logits).double(), passes or 1, seconds, dict(outcomes), unit)
 
 
 def _count(loader: DataLoader[Any]) -> int:
