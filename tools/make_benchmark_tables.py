@@ -1,16 +1,26 @@
-"""Write the tables of benchmarks/README.md and docs/how-to/many-classes.md: `python tools/make_benchmark_tables.py`."""
+"""Write the tables of benchmarks/README.md and of two how-to pages: `python tools/make_benchmark_tables.py`."""
 
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
-from from_results import ROOT, table, write
+from from_results import ROOT, fixed, table, write
 
 SCRIPT = Path(__file__).name
 MANY = ROOT / "docs" / "how-to" / "many-classes.md"
+IMBALANCED = ROOT / "docs" / "how-to" / "imbalanced-data.md"
 PAGE = ROOT / "benchmarks" / "README.md"
+METHODS = {  # of benchmarks/long_tailed.py: the method of the record, and the part of it that has the numbers
+    "softmax": ("softmax", None),
+    "softmax, adjusted at prediction": ("softmax", "adjusted"),
+    "softmax, priors in training": ("softmax-priors", None),
+    "MM-LDA": ("mmlda", None),
+    "MM-LDA, priors in training": ("mmlda-priors", None),
+}
+BALANCED = {"softmax": "softmax", "MM-LDA with 64 dimensions": "mmlda-64", "with 128": "mmlda-128"}
 
 
 def read(name: str) -> dict[str, Any]:
@@ -102,9 +112,38 @@ def many_classes() -> str:
     return f"{text}\n*Batch {found['batch']}; {what}; commit {found['commit']}.*\n"
 
 
+def long_tailed(folder: Path = PAGE.parent / "results" / "long-tailed") -> str:
+    """Mean and standard deviation over seeds per method and set; empty without records."""
+    records = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    if not records:
+        return ""
+    tasks = [f"{data}-lt-{imbalance}" for data in ("cifar10", "cifar100") for imbalance in (10, 50, 100)]
+
+    def cell(task: str, method: str, part: str | None = None) -> str:
+        found = [r[part] if part else r for r in records if (r["task"], r["method"]) == (task, method)]
+        values = [100 * one["balanced"] for one in found]
+        spread = f" ± {fixed(statistics.stdev(values))}" if len(values) > 1 else ""
+        return f"{fixed(statistics.fmean(values))}{spread}" if values else "–"
+
+    rows = [[name, *(cell(task, *where) for task in tasks)] for name, where in METHODS.items()]
+    names = {"cifar10": "CIFAR-10-LT", "cifar100": "CIFAR-100-LT"}
+    titles = [f"{names[task.split('-')[0]]}, {task.split('-')[-1]}" for task in tasks]
+    balanced = ", ".join(f"{name} {cell('cifar100', method)}" for name, method in BALANCED.items())
+    published = "softmax 70.4 and 38.3 (Cao et al., 2019), logit adjustment 77.7 and 43.9 (Menon et al., 2021)"
+    words = f"\nBalanced CIFAR-100: {balanced}. Published for Resnet-32 at an imbalance of 100: {published}.\n"
+    first, seeds = records[0], sorted({record["seed"] for record in records})
+    about = [f"Resnet-32, seeds {', '.join(map(str, seeds))}, ± the standard deviation", first["device"]]
+    about.append(f"torch {first['versions']['torch']}")
+    if any((folder / "held").glob("*.json")):
+        about.append("settings chosen on held-out training images at an imbalance of 100")
+    text = table(" | ".join(["balanced test accuracy (%)", *titles]), rows)
+    return f"{text}{words}\n*{'; '.join(about)}; `benchmarks/long_tailed.py`.*\n"
+
+
 def pages() -> dict[Path, dict[str, str]]:
     return {
         MANY: {"many classes": many_classes()},
+        IMBALANCED: {"long-tailed": long_tailed()},
         PAGE: {"h200": attacks("h200"), "cpu": attacks("cpu"), "training": training(), "other": parts_of_the_head()},
     }
 

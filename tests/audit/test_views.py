@@ -5,6 +5,7 @@ import torch
 from attack_models import Behind
 from torch import nn
 
+import mmlda
 from mmlda.attacks import APGD
 from mmlda.audit import views
 
@@ -60,3 +61,11 @@ def test_the_feature_loss_is_the_distance_to_the_nearest_other_mean(digits, plai
         attacked = APGD(eps=0.2, steps=20, loss=views.feature_loss(model, x, y))(model, x, y)
         assert (attacked.prediction == y).float().mean() < 0.3
     assert views.feature_loss(nn.Linear(2, 2), x, y) is None
+
+
+def test_torchscript_is_refused_with_the_way_out():
+    net = torch.jit.trace(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2)), torch.rand(1, 1, 2, 2))
+    data, settings = (torch.rand(20, 1, 2, 2), torch.arange(20) % 2), {"steps": 2, "queries": 5, "show": False}
+    with pytest.raises(ValueError, match=r"model must not be TorchScript, got a \w+; pass lambda x: model\(x\)$"):
+        mmlda.audit(net, data, eps=0.1, **settings)
+    assert mmlda.audit(lambda x: net(x), data, eps=0.1, **settings).verdict

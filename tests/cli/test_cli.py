@@ -1,7 +1,9 @@
 """The command line: what it prints, its exit codes, and one line for a user's mistake."""
 
 import dataclasses
+import errno
 import json
+import os
 import subprocess
 import sys
 
@@ -304,3 +306,26 @@ COMMANDS = ("pack", "train", "attack", "demo", "theory", "means", "models", "eva
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_an_example(command):
     assert f"Example: mmlda {command}" in mmlda(command, "--help").stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train", "--data", "digits", "--out"),
+        ("evaluate", "mnist-sr", "--out"),
+        ("attack", "mnist-sr", "--attack", "fgsm:0.1", "--out"),
+        ("audit", "mnist-sr", "--out"),
+        ("report", "results", "-o"),
+        ("export", "mnist-sr"),
+        ("demo", "--out"),
+        ("reproduce", "table1", "--out"),
+    ],
+)
+def test_a_path_that_cannot_be_written_is_refused_before_the_work(words, tmp_path, monkeypatch):
+    def refused(path, mode=0o777):
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr(os, "mkdir", refused)
+    done = mmlda(*words, tmp_path / "new" / "x.onnx", code=2)
+    assert done.stderr.count("\n") == 1 and "must be a path that can be written, got" in done.stderr
+    assert "new/x.onnx' (Permission denied)" in done.stderr and not list(tmp_path.iterdir())

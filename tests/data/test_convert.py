@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 from dataset_files import made_up, save
 from PIL import Image
@@ -221,3 +222,13 @@ def test_sparse_tensors_are_refused():
             as_images((sparse, labels))
     with pytest.raises(ValueError, match=r"y must be integer or string labels \[N\], got"):
         as_images((dense, labels.to_sparse()))
+
+
+def test_a_sparse_matrix_of_scipy_is_refused_with_the_way_out():
+    x, y = scipy.sparse.csr_matrix(np.eye(6)), np.arange(6) % 2
+    for convert in (as_images, mmlda.data.load, lambda pair: mmlda.data.table(*pair)):
+        with pytest.raises(ValueError, match=r"x must be .*, got a csr_matrix; use x.toarray\(\)$"):
+            convert((x, y))
+    with pytest.raises(ValueError, match=r"got a csr_matrix without labels$"):
+        as_images(x)
+    assert as_images((x.toarray(), y)).shape == (6,)

@@ -1,9 +1,11 @@
 """The generated parts of the pages are up to date, and their scripts show what results say."""
 
 import importlib
+import json
 import re
 
 import from_results
+import make_benchmark_tables
 import make_claims
 import make_model_cards
 import pytest
@@ -116,3 +118,17 @@ def test_a_card_has_the_results_of_its_own_weights(tmp_path):
     assert "| worst case, % | 12.0 at 0.12 |" in mine and "although gradient attacks make it look so" in mine
     assert "77.0" not in made["cards"] and "robustness not audited" in made["cards"].split("## mnist-sr\n")[0]
     assert [line.split("]")[0] for line in made["networks"].splitlines()[2:]] == [f"| [{name}" for name in zoo.names()]
+
+
+def test_long_tailed_results_are_averaged_over_seeds(tmp_path):
+    assert make_benchmark_tables.long_tailed(tmp_path) == ""
+    about = {"device": "GPU", "versions": {"torch": "2"}, "task": "cifar10-lt-100"}
+    for seed, balanced in enumerate((0.7, 0.72, 0.71)):
+        adjusted = {"adjusted": {"balanced": balanced + 0.05}}
+        record = {**about, "method": "softmax", "seed": seed, "balanced": balanced, **adjusted}
+        (tmp_path / f"{seed}.json").write_text(json.dumps(record))
+    (tmp_path / "4.json").write_text(json.dumps({**about, "method": "mmlda-priors", "seed": 0, "balanced": 0.78}))
+    lines = make_benchmark_tables.long_tailed(tmp_path).splitlines()
+    assert lines[2].endswith("| – | – | 71.0 ± 1.0 | – | – | – |") and "| 76.0 ± 1.0 |" in lines[3]
+    assert lines[6].startswith("| MM-LDA, priors in training |") and "| 78.0 |" in lines[6]
+    assert "seeds 0, 1, 2" in lines[-1] and "held-out" not in lines[-1]

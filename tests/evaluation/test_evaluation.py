@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 import mmlda
 from mmlda.attacks import BIM, AttackWarning, WorstCase
@@ -225,3 +226,14 @@ def test_what_is_no_attack_is_refused(model, digits, wrong):
         mmlda.evaluate(model, digits[1], [wrong], show=False)
     with pytest.raises(ValueError, match=r"^attacks must be attacks such as PGD"):
         mmlda.evaluate(model, digits[1], wrong, show=False)
+
+
+def test_rows_of_a_table_are_not_called_images(capsys):
+    data = mmlda.data.table(torch.rand(30, 5, generator=torch.Generator().manual_seed(0)), torch.arange(30) % 3)
+    model = build({"backbone": "mlp", "inputs": 5, "num_classes": 3}, seed=0)
+    rows = DataLoader(list(zip(data.images, data.labels.tolist())), batch_size=10)
+    for source in (data, rows):
+        found = mmlda.evaluate(model, source, "fgsm:0.1")
+        assert str(found).startswith("30 rows, 3 classes") and found.clean.what == "accuracy on 30 rows of the data"
+        assert found.attacks[0].what == "accuracy under FGSM on 30 rows of the data"
+    assert "clean rows: 30/30 rows" in capsys.readouterr().err

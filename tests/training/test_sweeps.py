@@ -214,3 +214,16 @@ def test_several_networks_on_one_gpu_learn(digits):
     assert all(run.step == 300 for run in runs)
     assert all(mmlda.accuracy(model, digits[1]).accuracy > 0.93 for model in models)
     assert not alike(models[0], models[1])
+
+
+def test_a_network_of_another_shape_writes_nothing(tmp_path):
+    models = [build({"backbone": "conv_net", "width": 4, "channels": channels}, seed=0) for channels in (1, 3)]
+    folders = [tmp_path / "a", tmp_path / "b"]
+    with pytest.raises(ValueError, match="data must fit the network, got images of 1 x 8 x 8 in 'digits'"):
+        mmlda.fit_many(models, "digits", Recipe(steps=2), out=folders, show=False)
+    assert not list(tmp_path.iterdir())
+    config = {"backbone": "conv_net", "width": 4, "channels": 3}
+    jobs = [Job(name="wrong", model=config, recipe=Recipe(steps=2), data="digits")]
+    with pytest.raises(JobsFailed, match="data must fit the network"):
+        sweep(jobs, tmp_path, show=False)
+    assert not list(tmp_path.rglob("run.json"))

@@ -20,7 +20,8 @@ from mmlda.audit.record import Audit
 from mmlda.audit.text import notes
 from mmlda.audit.trials import Settings, run_trials
 from mmlda.audit.views import copied, seeded
-from mmlda.data import ImageData, images_for, stratified
+from mmlda.data import ImageData
+from mmlda.data.loaders import sample_for
 from mmlda.results import HEADS, head_of, traced
 
 
@@ -82,7 +83,8 @@ def audit(
     model
         Maps images in [0, 1] to logits or probabilities. `model.features`, if there is one, is attacked too.
     data
-        Anything `mmlda.data.as_images` takes: an `ImageData`, a pair (x, y), a `Dataset`, a name, a path.
+        Anything `mmlda.data.as_images` takes: an `ImageData`, a pair (x, y), a `Dataset`, a name, a path. Only the `n`
+        images are read of a `DataLoader`.
     eps
         The L-infinity radius; `default_eps(data)` by default. A table needs one.
     surrogate
@@ -127,8 +129,7 @@ def audit(
     'none'
     """
     begin = time.perf_counter()
-    data = images_for(model, data)
-    part = stratified(data, n)
+    part, total = sample_for(model, data, n)
     classes = len(part.labels.unique())
     if classes < 2:
         raise ValueError(f"data must have at least 2 classes among its {len(part)} images, got 1")
@@ -137,9 +138,9 @@ def audit(
             raise invalid(word, "a function from images to logits", network)
     if thorough:
         steps, queries = 5 * steps, 10 * queries
-    eps = default_eps(data) if eps is None else eps
+    eps = default_eps(part) if eps is None else eps
     settings = Settings(eps=eps, steps=steps, queries=queries, passes=passes, batch_size=batch_size, seed=seed)
-    place = device_of(model, device if device is not None or isinstance(model, nn.Module) else data.device)
+    place = device_of(model, device if device is not None or isinstance(model, nn.Module) else part.device)
     with seeded(place, seed):
         net = copied(model, place)
         x, y = part.pixels().to(place), part.labels.to(place)
@@ -154,7 +155,7 @@ def audit(
         profile = replace(profile, numbers=profile.numbers | subject.witness.numbers())
     head = head_of(model)
     called = name or HEADS.get(head, "") or getattr(model, "__name__", type(model).__name__)
-    about = {"dataset": data.name, "head": head, **traced(net, part, place, called)}
+    about = {"dataset": part.name, "head": head, **traced(net, part, place, called)}
     about["seconds"] = time.perf_counter() - begin
-    said = notes(profile, data.name, len(data), classes)
+    said = notes(profile, part.name, total, classes)
     return Audit(settings=settings, profile=profile, trials=trials, reached=reached, about=about, notes=said)

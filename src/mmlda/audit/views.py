@@ -61,6 +61,8 @@ def copied(model: Model, place: torch.device, name: str = "model") -> Model:
     """A copy on the device, in eval mode and with frozen parameters, or the function; every answer is checked."""
     if not isinstance(model, nn.Module):
         return Checked(model, name)
+    if isinstance(model, torch.jit.ScriptModule):  # it cannot be frozen, and its copy has no float64
+        raise ValueError(f"{name} must not be TorchScript, got a {type(model).__name__}; pass lambda x: {name}(x)")
     net = copy.deepcopy(model).to(place).eval().requires_grad_(False)
     net.register_forward_hook(lambda _, inputs, z: check_logits(z, len(inputs[0]), name))
     return net

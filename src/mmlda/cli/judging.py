@@ -32,6 +32,7 @@ from mmlda.cli.options import (
     pick,
     prepare,
     show,
+    writable,
 )
 
 if TYPE_CHECKING:
@@ -62,7 +63,10 @@ def evaluate(
     chunk: Chunk = None,
     device: Device = None,
     out: Annotated[
-        Path | None, option("Output", metavar="DIR", help="Save the results; a stopped evaluation resumes there.")
+        Path | None,
+        option(
+            "Output", callback=writable, metavar="DIR", help="Save the results; a stopped evaluation resumes there."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -107,7 +111,10 @@ def attack(
     ] = False,
     device: Device = None,
     out: Annotated[
-        Path, option("Output", metavar="DIR", help="Folder for the results; a stopped attack resumes there.")
+        Path,
+        option(
+            "Output", callback=writable, metavar="DIR", help="Folder for the results; a stopped attack resumes there."
+        ),
     ],
     as_json: Json = False,
 ) -> None:
@@ -175,7 +182,9 @@ def audit(
     n: Annotated[int, option("Data", metavar="N", help="Use a stratified sample of N test images.")] = 200,
     root: Root = None,
     device: Device = None,
-    out: Annotated[Path | None, option("Output", metavar="DIR", help="Save the result and its figure.")] = None,
+    out: Annotated[
+        Path | None, option("Output", callback=writable, metavar="DIR", help="Save the result and its figure.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Check whether a network's robustness is real.
@@ -244,7 +253,7 @@ def reproduce(
         option("Verification", metavar="MODEL", help="Network of that result, if it is not found beside the file."),
     ] = None,
     out: Annotated[
-        Path, option("Output", metavar="DIR", help="Folder for the results; finished ones are kept.")
+        Path, option("Output", callback=writable, metavar="DIR", help="Folder for the results; finished ones are kept.")
     ] = Path("results"),
     as_json: Json = False,
 ) -> None:
@@ -337,9 +346,9 @@ def pack(
 def report(
     results: Annotated[Path, typer.Argument(metavar="DIR", help="Folder with results, searched recursively.")],
     title: Annotated[str | None, option("Output", metavar="TEXT", help="Title of the page.")] = None,
-    out: Annotated[Path, option("Output", "--out", "-o", metavar="FILE", help="The HTML file to write.")] = Path(
-        "report.html"
-    ),
+    out: Annotated[
+        Path, option("Output", "--out", "-o", callback=writable, metavar="FILE", help="The HTML file to write.")
+    ] = Path("report.html"),
     open_: Annotated[bool, option("Output", "--open", help="Open the page in the browser.")] = False,
     as_json: Json = False,
 ) -> None:

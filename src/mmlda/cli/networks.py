@@ -25,6 +25,7 @@ from mmlda.cli.options import (
     option,
     pick,
     show,
+    writable,
 )
 
 
@@ -85,9 +86,9 @@ def train(
     deterministic: Annotated[
         bool, option("Computation", "--deterministic", help="On CUDA, make runs reproducible bit by bit; slower.")
     ] = False,
-    out: Annotated[Path, option("Output", metavar="DIR", help="Folder of the run; an existing run is resumed.")] = Path(
-        "runs/network"
-    ),
+    out: Annotated[
+        Path, option("Output", callback=writable, metavar="DIR", help="Folder of the run; an existing run is resumed.")
+    ] = Path("runs/network"),
     tensorboard: Annotated[bool, option("Output", "--tensorboard", help="Also write TensorBoard event files.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -140,7 +141,9 @@ def train(
 
 @command("mmlda demo --open")
 def demo(
-    out: Annotated[Path, option("Output", metavar="DIR", help="Folder for the report and the results.")] = Path("demo"),
+    out: Annotated[
+        Path, option("Output", callback=writable, metavar="DIR", help="Folder for the report and the results.")
+    ] = Path("demo"),
     open_: Annotated[bool, option("Output", "--open", help="Open the report in the browser.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -172,7 +175,9 @@ def models(as_json: Json = False) -> None:
 @command("mmlda export cifar10-mmlda model.onnx")
 def export(
     model: Annotated[str, network_argument],
-    out: Annotated[Path, typer.Argument(metavar="FILE", help="File to write: .onnx, or .pt2 for torch.export.")],
+    out: Annotated[
+        Path, typer.Argument(callback=writable, metavar="FILE", help="File to write: .onnx, or .pt2 for torch.export.")
+    ],
     root: Root = None,
     as_json: Json = False,
 ) -> None:

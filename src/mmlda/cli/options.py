@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import re
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -53,6 +54,20 @@ def command(example: str, name: str | None = None, of: typer.Typer = app) -> Any
 
 
 DATASETS = ["digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "cifar100-coarse"]
+
+
+def writable(ctx: typer.Context, param: typer.CallbackParam, path: Path | None) -> Path | None:
+    """Raise a ValueError if nothing can be written at a given path, before the work begins; leaves no trace."""
+    given = ctx.get_parameter_source(param.name or "")
+    if path is None or ctx.resilient_parsing or given is None or given.name != "COMMANDLINE":
+        return path
+    folder = next(place for place in (path.absolute(), *path.absolute().parents) if place.is_dir())
+    try:
+        tempfile.TemporaryDirectory(dir=folder, prefix=".mmlda-").cleanup()
+    except OSError as error:
+        what = f"{param.opts[0]} must be a path that can be written"
+        raise ValueError(f"{what}, got {str(path)!r} ({error.strerror})") from None
+    return path
 
 
 def option(group: str, *names: str, **settings: Any) -> Any:

@@ -77,7 +77,7 @@ def as_images(
         source = as_pair(source, "data")
     classes = dataset_classes(source) if classes is None else classes
     if isinstance(source, DataLoader):
-        x, y = _join(source)
+        x, y = join_batches([as_pair(batch, "a batch of data") for batch in source])
     elif is_arrays(source):
         x, y = source
     elif _is_list_of_images(source):
@@ -87,7 +87,7 @@ def as_images(
     elif isinstance(source, IterableDataset):
         x, y = _stack(source)
     elif isinstance(source, Dataset) or (hasattr(source, "__getitem__") and hasattr(source, "__len__")):
-        if isinstance(source, Tensor | np.ndarray | bytes):
+        if isinstance(source, bytes) or _is_array(source):
             raise ValueError(f"data must be {EXPECTED}, got a {type(source).__name__} without labels")
         x, y = _stack(source[n] for n in range(len(source)))
     else:
@@ -103,7 +103,13 @@ def is_arrays(source: Any) -> bool:
 
 
 def _is_array(value: Any) -> bool:
-    return isinstance(value, Tensor | np.ndarray) or (hasattr(value, "__array__") and hasattr(value, "iloc"))  # pandas
+    pandas = hasattr(value, "__array__") and hasattr(value, "iloc")
+    return isinstance(value, Tensor | np.ndarray) or pandas or is_sparse(value)
+
+
+def is_sparse(value: Any) -> bool:
+    """Whether `value` is a sparse matrix of SciPy, without importing SciPy."""
+    return hasattr(value, "toarray") and hasattr(value, "nnz")
 
 
 def _is_list_of_images(source: Any) -> bool:
@@ -179,8 +185,8 @@ def _one_image(image: Any, n: int) -> Tensor:
     return torch.from_numpy(array.transpose(2, 0, 1) if channels_last else array)
 
 
-def _join(loader: DataLoader[Any]) -> tuple[Tensor, Any]:
-    parts = [as_pair(batch, "a batch of data") for batch in loader]
+def join_batches(parts: Sequence[tuple[Any, Any]]) -> tuple[Tensor, Any]:
+    """The (x, y) of all batches of a loader from those of each."""
     if not parts:
         raise ValueError("data must have at least one image, got an empty DataLoader")
     labels = [y for _, y in parts]
@@ -203,6 +209,8 @@ def as_batch(batch: Any, classes: Sequence[str] | None, num_classes: int | None)
 def _tensor(value: Any) -> Tensor:
     if isinstance(value, Tensor) and value.layout != torch.strided:
         raise ValueError(f"x must be dense, got a tensor of layout {value.layout}; use x.to_dense()")
+    if is_sparse(value):
+        raise ValueError(f"x must be dense, got a {type(value).__name__}; use x.toarray()")
     try:
         return (value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))).detach()
     except TypeError:

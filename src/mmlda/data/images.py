@@ -103,6 +103,11 @@ class ImageData(Dataset[tuple[Tensor, int]]):
         return self.images.ndim == 2
 
     @property
+    def unit(self) -> str:
+        """What the data are: "rows" of a table, or "images"."""
+        return "rows" if self.is_table else "images"
+
+    @property
     def num_classes(self) -> int:
         """Number of classes L."""
         return len(self.classes)

@@ -135,15 +135,24 @@ def stratified(data: ImageData, n: int | None, seed: int = 0) -> ImageData:
 
 
 def _hold(data: ImageData, order: np.ndarray, n: int) -> tuple[ImageData, ImageData]:
-    """Share n over the classes by largest remainder, and take that many of each class, first in `order`."""
-    y = data.labels.cpu().numpy()
-    share = n * np.bincount(y, minlength=data.num_classes) / len(y)  # [L]
+    held = _held(data.labels.cpu().numpy(), order, n)
+    return data.subset(~held), data.subset(held)
+
+
+def sample_rows(labels: np.ndarray, n: int, seed: int = 0) -> np.ndarray:
+    """The positions of the images that `stratified` takes of N > n images with these labels [N]."""
+    return np.flatnonzero(_held(labels, np.argsort(_uniform(len(labels), seed), kind="stable"), n))
+
+
+def _held(y: np.ndarray, order: np.ndarray, n: int) -> np.ndarray:
+    """Share n over the classes by largest remainder, and take that many of each class, first in `order`: mask [N]."""
+    share = n * np.bincount(y) / len(y)  # [L]
     take = np.floor(share).astype(np.int64)
     take[np.argsort(-(share - take), kind="stable")[: n - take.sum()]] += 1
     held = np.zeros(len(y), bool)
-    for k in range(data.num_classes):
+    for k in range(len(take)):
         held[order[y[order] == k][: take[k]]] = True
-    return data.subset(~held), data.subset(held)
+    return held
 
 
 def folds(data: ImageData, k: int = 5, seed: int = 0) -> list[tuple[ImageData, ImageData]]:

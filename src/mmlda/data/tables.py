@@ -10,7 +10,7 @@ import torch
 
 from mmlda._utils.checks import invalid
 from mmlda.data.alignment import scaled
-from mmlda.data.convert import as_labels
+from mmlda.data.convert import as_labels, is_sparse
 from mmlda.data.images import ImageData
 
 __all__ = ["table"]
@@ -56,7 +56,8 @@ def table(x: Any, y: Any, *, bounds: Any = None, classes: Sequence[str] | None =
     try:
         values = np.array(x.detach().cpu() if isinstance(x, torch.Tensor) else x, dtype=np.float64)
     except (TypeError, ValueError):
-        raise ValueError(f"x must be an array [N, D] of numbers, got a {type(x).__name__}") from None
+        hint = "; use x.toarray()" if is_sparse(x) else ""
+        raise ValueError(f"x must be an array [N, D] of numbers, got a {type(x).__name__}{hint}") from None
     if values.ndim != 2 or not values.size or not np.isfinite(values).all():
         raise ValueError(f"x must be finite numbers [N, D], got shape {list(values.shape)} or NaN or infinity")
     if bounds is None:

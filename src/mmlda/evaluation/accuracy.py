@@ -13,9 +13,9 @@ from mmlda._utils.checks import check_count
 from mmlda._utils.device import Model, device_of, eval_mode, on_device
 from mmlda.attacks.checks import warn_caller
 from mmlda.attacks.surface import PASSES, first_answer, is_random
-from mmlda.data import ImageData, as_images, images_for, stratified
+from mmlda.data import ImageData, images_for
 from mmlda.data.alignment import from_one
-from mmlda.data.convert import as_pair, dataset_classes
+from mmlda.data.loaders import batches_for, sample_for
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def accuracy(
         Images in [0, 1] -> logits: a module or any function. Its device and mode do not change.
     data
         Anything `mmlda.data.as_images` takes: an `ImageData`, (x, y), a `Dataset`, a name, a path. A `DataLoader` is
-        read batch by batch unless `n` is given. Class names are matched with those of the network
+        read batch by batch, and with `n` only for that sample. Class names are matched with those of the network
         (`mmlda.data.images_for`).
     n
         Number of images, a stratified sample (`mmlda.data.stratified`); all by default.
@@ -88,23 +88,20 @@ def accuracy(
     """
     if isinstance(data, DataLoader) and n is None:
         return _from_loader(model, data, device)
-    images = stratified(images_for(model, data), n)
+    images, _ = sample_for(model, data, n)
     guess = predictions(model, images, device=device, batch_size=batch_size)
     return shares(guess, images.labels.cpu(), images.num_classes)
 
 
 def _from_loader(model: Model, loader: DataLoader[Any], device: torch.device | str | None) -> Accuracy:
     """Accuracy on a loader's images, one batch in memory at a time."""
-    net, names = on_device(model, device), dataset_classes(loader)
-    guesses, labels, L, passes = [], [], 0, None
-    for batch in loader:
-        images = images_for(model, as_images(as_pair(batch, "a batch of data"), names))
+    net, passes, L = on_device(model, device), None, 0
+    guesses, labels = [], []
+    for images in batches_for(model, loader):
         guess, passes = answers(net, images, device=device, batch_size=len(images), passes=passes, classes=True)
         guesses.append(guess)
         labels.append(images.labels)
         L = max(L, images.num_classes)
-    if not labels:
-        raise ValueError("data must have at least one image, got an empty DataLoader")
     _warn_if_random(passes or 1)
     return shares(torch.cat(guesses), torch.cat(labels), L)
 

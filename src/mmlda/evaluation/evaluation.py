@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from mmlda import attacks as ours
 from mmlda._utils.checks import invalid
@@ -26,11 +27,13 @@ from mmlda._utils.progress import progress
 from mmlda._utils.settings import parse_attack
 from mmlda._utils.tensors import packed
 from mmlda.attacks import Attack, AttackWarning
-from mmlda.data import ImageData, images_for, stratified
+from mmlda.data import ImageData, images_for
+from mmlda.data.loaders import sample_for
 from mmlda.evaluation.accuracy import answers, logits, shares
 from mmlda.evaluation.calibration import calibration_error, fit_temperature
 from mmlda.evaluation.chunks import Chunks
-from mmlda.evaluation.robustness import attack_images, describe_attack, identity, small, unreliable
+from mmlda.evaluation.robustness import attack_images, attack_result, describe_attack, identity, small, unreliable
+from mmlda.evaluation.streamed import Streamed, stream
 from mmlda.results import Result, attack_labels, head_of, traced
 
 if TYPE_CHECKING:
@@ -47,10 +50,13 @@ class Evaluation:
         Result for the clean images.
     attacks
         One result per attack.
+    unit
+        What was measured: "images", or "rows" of a table.
     """
 
     clean: Result
     attacks: tuple[Result, ...]
+    unit: str = "images"
 
     @property
     def results(self) -> tuple[Result, ...]:
@@ -59,7 +65,7 @@ class Evaluation:
 
     def __str__(self) -> str:
         classes = sum(share is not None for share in self.clean.series["per_class"])
-        what = f"{self.clean.n} images, {classes} classes"
+        what = f"{self.clean.n} {self.unit}, {classes} classes"
         labels = attack_labels(self.results)
         reasons = [unreliable(result) for result in self.results]
         names = [label + " *" * bool(why) for label, why in zip(labels, reasons)]
@@ -134,7 +140,8 @@ def evaluate(
     model : callable
         Images in [0, 1] -> logits: a module or any function. Its device and mode do not change.
     data : ImageData or pair or Dataset or DataLoader
-        Anything that `mmlda.data.as_images` takes.
+        Anything that `mmlda.data.as_images` takes. A `DataLoader` is read once, batch by batch, with one batch of
+        images in memory; with `n` only that sample is read; with `out` alone, everything is read into memory.
     attacks : Attack or str, or a sequence of them
         Objects, or names such as "pgd:8/255" or "worst:0.1,norm=l2", as on the command line.
     n : int, optional
@@ -172,7 +179,6 @@ def evaluate(
     (50, 'FGSM')
     """
     place, net = device_of(model, device), on_device(model, device)
-    images = stratified(images_for(model, data), n)
     listed = attacks if isinstance(attacks, Iterable) and not isinstance(attacks, str) else [attacks]
     chosen: list[Attack] = [parse_attack(one, ours) if isinstance(one, str) else one for one in listed]
     for given in chosen:
@@ -182,6 +188,9 @@ def evaluate(
         raise ValueError("attacks must differ from each other, got the same attack with the same settings twice")
     folder = None if out is None else Path(out)
     slugs = [_slug(describe_attack(attack, reproducible=out is not None)) for attack in chosen]
+    if isinstance(data, DataLoader) and n is None and folder is None:
+        return _from_loader(model, data, chosen, slugs, temperature, name, place, show)
+    images, _ = sample_for(model, data, n)
     clean = _clean(net, images, folder, 500 if chunk is None else chunk, temperature, name, place, show)
     found = []
     for slug, attack in zip(slugs, chosen):
@@ -193,7 +202,27 @@ def evaluate(
         outcomes = None if own is None else one.read_outcomes(own)
         one = dataclasses.replace(one, name=slug)
         found.append(one if folder is None else one.save(folder, outcomes))
-    return Evaluation(clean, tuple(found))
+    return Evaluation(clean, tuple(found), images.unit)
+
+
+def _from_loader(
+    model: Model,
+    loader: DataLoader[Any],
+    attacks: list[Attack],
+    names: list[str],
+    other: Any,
+    name: str,
+    place: torch.device,
+    show: bool,
+) -> Evaluation:
+    """Everything in one pass over a loader, with one batch of images in memory at a time."""
+    net = on_device(model, place)
+    data = stream(model, net, loader, attacks, place, show=show)
+    about = traced(net, data, place, name)
+    clean = _clean_result(net, data, data.logits, data.passes, other, place, {**about, "seconds": data.seconds})
+    found = [attack_result(net, data, attack, data.attacks[k], about)[0] for k, attack in enumerate(attacks)]
+    results = tuple(dataclasses.replace(one, name=slug) for one, slug in zip(found, names))
+    return Evaluation(clean, results, data.unit)
 
 
 def _slug(about: dict[str, Any]) -> str:
@@ -213,13 +242,29 @@ def _clean(
     place: torch.device,
     show: bool,
 ) -> Result:
-    """Accuracy and calibration on the clean images; the temperature is fitted on the `other` ones."""
+    """Accuracy and calibration on the clean images, saved in the folder."""
     about, begin = traced(model, data, place, name), time.perf_counter()
     own, who = (None, {}) if folder is None else (folder / "clean", identity(about))
     z, passes = _chunked_logits(model, data, Chunks(own, len(data), chunk, who), place, show)
+    about["seconds"] = time.perf_counter() - begin
+    result = _clean_result(model, data, z, passes, other, place, about)
+    outcomes = {"clean": small(z.argmax(1)), "confidence": z.softmax(1).amax(1).half()}
+    return result if folder is None else result.save(folder, packed(outcomes))
+
+
+def _clean_result(
+    model: Model,
+    data: ImageData | Streamed,
+    z: Tensor,
+    passes: int,
+    other: Any,
+    place: torch.device,
+    about: dict[str, Any],
+) -> Result:
+    """Accuracy and calibration from the logits [N, L]; the temperature is fitted on the `other` images."""
     if bool(z.isnan().any()):
         bad = int(z.isnan().any(1).sum())
-        raise ValueError(f"model must return finite logits, got NaN for {bad} of {len(data)} images")
+        raise ValueError(f"model must return finite logits, got NaN for {bad} of {len(data)} {data.unit}")
     labels = data.labels.cpu()
     found = shares(z.argmax(1), labels, data.num_classes)
     numbers = {"balanced_accuracy": found.balanced, **_calibration(z, labels)}
@@ -229,21 +274,18 @@ def _clean(
         other = images_for(model, other)
         t = fit_temperature(logits(model, other, device=place), other.labels.cpu())
         numbers |= {"temperature": t, **{f"{key}_scaled": value for key, value in _calibration(z / t, labels).items()}}
-    result = Result.counted(
+    return Result.counted(
         round(found.accuracy * len(data)),
         len(data),
         name="clean",
         kind="evaluation",
-        what=f"accuracy on {len(data)} images of {data.name or 'the data'}",
+        what=f"accuracy on {len(data)} {data.unit} of {data.name or 'the data'}",
         dataset=data.name,
         head=head_of(model),
-        seconds=time.perf_counter() - begin,
         numbers={key: _finite(value) for key, value in numbers.items()},
         series={"per_class": [*map(_finite, found.per_class)], "classes": list(data.classes)},
         **about,
     )
-    outcomes = {"clean": small(z.argmax(1)), "confidence": z.softmax(1).amax(1).half()}
-    return result if folder is None else result.save(folder, packed(outcomes))
 
 
 def _calibration(z: Tensor, labels: Tensor) -> dict[str, float]:
@@ -258,7 +300,7 @@ def _chunked_logits(
     model: Model, data: ImageData, chunks: Chunks, place: torch.device, show: bool
 ) -> tuple[Tensor, int]:
     """Logits [N, L] in float64 and the passes behind them, like `answers`; finished chunks are not computed again."""
-    with progress("clean images", len(data), unit="images", every=10.0, show=show) as report:
+    with progress(f"clean {data.unit}", len(data), unit=data.unit, every=10.0, show=show) as report:
         for rows in chunks.missing():
             z, passes = answers(model, data.subset(slice(rows.start, rows.stop)), device=place)
             chunks.save(rows.start, {"logits": z, "passes": torch.tensor(passes)})

@@ -10,7 +10,7 @@ import math
 import time
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -23,10 +23,15 @@ from mmlda._utils.progress import progress
 from mmlda._utils.tensors import packed, read_tensors
 from mmlda.attacks import BIM, FGSM, ILCM, PGD, Attack, AttackWarning, CarliniWagner, compiled
 from mmlda.attacks.base import BLIND
-from mmlda.data import ImageData, images_for, stratified
+from mmlda.data import ImageData
+from mmlda.data.loaders import sample_for
 from mmlda.evaluation.accuracy import predictions
 from mmlda.evaluation.chunks import Chunks, chunk_files
 from mmlda.results import Result, head_of, traced
+
+if TYPE_CHECKING:
+    from mmlda.evaluation.streamed import Streamed
+
 
 OUTCOMES = ("success", "prediction", "linf", "l2", "distortion", "steps")
 
@@ -89,16 +94,14 @@ def attack_images(
         If an argument is invalid, or the folder holds other work.
     """
     place, net = device_of(model, device), on_device(model, device)
-    images = stratified(images_for(model, data), n)
+    images, _ = sample_for(model, data, n)
     about, described = traced(net, images, place, name), describe_attack(attack, reproducible=out is not None)
     size = _chunk_size(attack, images, place) if chunk is None else chunk
     asked = described | ({"compiled": True} if compile else {})
     chunks = Chunks(out, len(images), size, {} if out is None else identity(about, attack=asked))
     _attack_missing(net, images, attack, chunks, place, compile=compile, show=show)
     parts = chunks.load()
-    joined = {key: torch.cat([part[key] for part in parts]) for key in (*OUTCOMES, "clean")}
-    about |= {"head": head_of(net), "attack": described["name"], "attack_settings": described["settings"]}
-    result = _result(attack, images, joined, parts, {**about, "compiled": compile})
+    result, joined = attack_result(net, images, attack, parts, {**about, "compiled": compile})
     if why := unreliable(result):
         warnings.warn(f"{result.attack}: {why}", AttackWarning, stacklevel=2)
     if out is None:
@@ -175,28 +178,30 @@ def _attack_missing(
     done = len(data) - sum(map(len, missing))
     attacked = compiled(model) if compile and missing else model  # type: ignore[arg-type]
     seen = won = 0
-    with progress(type(attack).__name__, len(data), unit="images", start=done, every=10.0, show=show) as report:
+    with progress(type(attack).__name__, len(data), unit=data.unit, start=done, every=10.0, show=show) as report:
         for part in missing:
-            rows = torch.arange(part.start, part.stop, device=data.device)
-            begin = time.perf_counter()
-            x, y = data.pixels(rows).to(place), data.labels[rows].to(place)
-            with warnings.catch_warnings(action="ignore", category=AttackWarning):  # one for all chunks follows
-                result = attack(attacked, x, y, index=rows.to(place), show=False)
-            random = result.passes > 1 and result.clean_prediction is not None
-            clean = result.clean_prediction if random else predictions(model, data.subset(rows), device=place)
-            values = {key: getattr(result, key) for key in OUTCOMES} | {"x_adv": result.x_adv, "clean": clean}
-            for key, value in (
-                ("blind", result.blind_share),
-                ("passes", result.passes),
-                ("black_box", result.black_box),
-            ):
-                values[key] = torch.tensor(value, dtype=torch.float64)
-            if result.zero_gradient is not None:
-                values["zero_gradient"] = torch.tensor(result.zero_gradient, dtype=torch.float64)
-            values["seconds"] = torch.tensor(time.perf_counter() - begin, dtype=torch.float64)
+            values = attack_part(model, data.subset(slice(part.start, part.stop)), part.start, attack, place, attacked)
             chunks.save(part.start, values)
-            done, seen, won = done + len(rows), seen + len(rows), won + int(result.success.sum())
+            done, seen, won = done + len(part), seen + len(part), won + int(values["success"].sum())
             report(done, success=won / seen)
+
+
+def attack_part(
+    model: Model, data: ImageData, start: int, attack: Attack, place: torch.device, attacked: Model | None = None
+) -> dict[str, Tensor]:
+    """The outcomes of some images, whose positions begin at `start`; `attacked` is the compiled model."""
+    begin, index = time.perf_counter(), torch.arange(start, start + len(data), device=place)
+    with warnings.catch_warnings(action="ignore", category=AttackWarning):  # one for all chunks follows
+        result = attack(attacked or model, data.pixels().to(place), data.labels.to(place), index=index, show=False)
+    random = result.passes > 1 and result.clean_prediction is not None
+    clean = result.clean_prediction if random else predictions(model, data, device=place)
+    values = {key: getattr(result, key) for key in OUTCOMES} | {"x_adv": result.x_adv, "clean": clean}
+    for key, value in (("blind", result.blind_share), ("passes", result.passes), ("black_box", result.black_box)):
+        values[key] = torch.tensor(value, dtype=torch.float64)
+    if result.zero_gradient is not None:
+        values["zero_gradient"] = torch.tensor(result.zero_gradient, dtype=torch.float64)
+    values["seconds"] = torch.tensor(time.perf_counter() - begin, dtype=torch.float64)
+    return values
 
 
 def _chunk_size(attack: Attack, data: ImageData, place: torch.device) -> int:
@@ -207,13 +212,15 @@ def _chunk_size(attack: Attack, data: ImageData, place: torch.device) -> int:
     return 500 if slowest else 1000 if slow else 2500
 
 
-def _result(
-    attack: Attack, data: ImageData, joined: dict[str, Tensor], parts: list[dict[str, Tensor]], about: dict[str, Any]
-) -> Result:
-    """The accuracy over all images. An image that was wrong before the attack counts as wrong."""
+def attack_result(
+    model: Model, data: ImageData | Streamed, attack: Attack, parts: list[dict[str, Tensor]], about: dict[str, Any]
+) -> tuple[Result, dict[str, Tensor]]:
+    """The accuracy over all images, and their outcomes. An image that was wrong before the attack counts as wrong."""
+    joined = {key: torch.cat([part[key] for part in parts]) for key in (*OUTCOMES, "clean")}
     labels, n = data.labels.cpu(), len(data)
     right = joined["clean"] == labels
-    settings = about["attack_settings"]
+    described = describe_attack(attack)
+    settings = described["settings"]
     blind = sum(float(part.get("blind", 0.0)) * len(part["success"]) for part in parts) / n
     passes = max(int(part.get("passes", 1)) for part in parts)
     after = joined["prediction"] == labels  # a missed target does not count as held
@@ -223,13 +230,16 @@ def _result(
     doubts = {"blind": blind, "passes": passes if passes > 1 else 0, "black_box": black_box}
     doubts = {key: value for key, value in doubts.items() if value}
     zero = [float(part["zero_gradient"]) * len(part["success"]) for part in parts if "zero_gradient" in part]
-    return Result.counted(
+    result = Result.counted(
         held,
         n,
         name="result",
         kind="evaluation",
-        what=f"accuracy under {about['attack']} on {n} images of {data.name or 'the data'}",
+        what=f"accuracy under {described['name']} on {n} {data.unit} of {data.name or 'the data'}",
         dataset=data.name,
+        head=head_of(model),
+        attack=described["name"],
+        attack_settings=settings,
         eps=settings.get("eps"),
         attack_steps=settings.get("steps"),
         seed=attack.seed,
@@ -237,6 +247,7 @@ def _result(
         numbers={**summary(joined, right, labels), "zero_gradient": sum(zero) / n if zero else None, **doubts},
         **about,
     )
+    return result, joined
 
 
 def summary(joined: dict[str, Tensor], right: Tensor, labels: Tensor) -> dict[str, float | None]:

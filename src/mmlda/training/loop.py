@@ -193,15 +193,21 @@ def fit(
     )
     cuda = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=cuda), interruptible() as stopped:
-        if isinstance(images, ImageData):  # before anything is written to `out`
-            first_logits(model, images)
-            if teacher is not None:
-                first_logits(teacher, images, "the teacher")
+        if isinstance(images, ImageData):
+            check_shape(run, images)
         torch.manual_seed(recipe.seed)  # dropout and the like
         with progress(run.out.name if run.out else "training", recipe.steps, show=show and share()[0] == 0) as report:
             for _ in training_steps(run, images, options, report=report, stopped=stopped):
                 pass
     return run
+
+
+def check_shape(run: Run, data: ImageData) -> None:
+    """Raise a ValueError unless network and teacher take the images, before anything is written to `out`."""
+    with torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_available() else []):
+        first_logits(run.model, data)
+        if run.teacher is not None:
+            first_logits(run.teacher, data, "the teacher")
 
 
 def warn_of_labels_from_1(model: nn.Module, data: ImageData) -> None:

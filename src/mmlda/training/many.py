@@ -14,7 +14,14 @@ from mmlda._utils.device import device_of
 from mmlda._utils.progress import progress
 from mmlda.data import ImageData, as_images
 from mmlda.training.folder import Run
-from mmlda.training.loop import Options, interruptible, make_validation, training_steps, warn_of_labels_from_1
+from mmlda.training.loop import (
+    Options,
+    check_shape,
+    interruptible,
+    make_validation,
+    training_steps,
+    warn_of_labels_from_1,
+)
 from mmlda.training.recipes import Recipe, as_recipe
 
 __all__ = ["fit_many", "together"]
@@ -94,6 +101,7 @@ def fit_many(
         warn_of_labels_from_1(model, images)
         measured = make_validation(held, keep_best, patience, validate_every, recipe, folder)
         runs.append(Run(model, recipe, folder, teacher=teacher if recipe.distill else None, validation=measured))
+        check_shape(runs[-1], images)
     options = Options(device=device, eager=eager, deterministic=deterministic, amp=amp)
     for error in together(runs, sets, options, show=show).values():
         raise error

@@ -34,7 +34,7 @@ from mmlda.evaluation.accuracy import accuracy
 from mmlda.models import build
 from mmlda.results import device_name, versions
 from mmlda.training.folder import Run, difference
-from mmlda.training.loop import Options
+from mmlda.training.loop import Options, check_shape
 from mmlda.training.many import together
 from mmlda.training.recipes import Recipe, as_recipe, network_for
 
@@ -126,7 +126,9 @@ def run_jobs(jobs: Sequence[Job], *, device: str = "cpu", folder: Path | None = 
             if (key := (job.data, job.part, job.root)) not in loaded:  # jobs on the same data share one copy of it
                 loaded[key] = job.sets()
             out = None if folder is None else folder / "runs" / job.name
-            runs[n] = Run(build(job.model, seed=job.recipe.seed), job.recipe, out)
+            run = Run(build(job.model, seed=job.recipe.seed), job.recipe, out)
+            check_shape(run, loaded[key][0])
+            runs[n] = run
         except Exception as error:
             failures[n] = error
     sets = {n: loaded[jobs[n].data, jobs[n].part, jobs[n].root] for n in runs}

@@ -1,0 +1,250 @@
+"""CIFAR-100 and long-tailed CIFAR: softmax and MM-LDA, without and with the priors of the training set.
+
+    python benchmarks/long_tailed.py --holdout --data DATA --out runs/held --steps 6000       # chooses the settings
+    python benchmarks/long_tailed.py --chosen runs/held --data DATA --out runs/long-tailed    # the test set, once
+
+Networks are Resnet-32, `--together` of them trained at the same time on one GPU. Every trained network is one JSON
+file in `--out`; a rerun trains what is missing, and none is started after `--minutes`. "priors" means trained with the
+shares of the training set and measured with uniform priors. "adjusted" is the softmax network measured so without
+having been trained so. The long-tailed set is drawn with the seed of the network; the test set is balanced.
+
+`--holdout` holds 5,000 training images out, balanced, before the profile is applied to the others, so the training
+set is a tenth smaller. It trains every variant of each method with seed 0, at an imbalance of 100 alone; what
+`--chosen` finds best there by balanced accuracy is used for all imbalances.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import mmlda
+from mmlda._utils.files import read_json, write_json
+from mmlda.data import ImageData, holdout, load, long_tailed
+from mmlda.results.provenance import measured_on
+from mmlda.training.folder import Run
+from mmlda.training.loop import Options
+from mmlda.training.many import together
+
+TASKS: dict[str, tuple[str, int, int]] = {  # dataset, imbalance, steps; the most important first
+    "cifar10-lt-100": ("cifar10", 100, 19_400),
+    "cifar100-lt-100": ("cifar100", 100, 17_000),
+    "cifar100": ("cifar100", 1, 30_000),
+    "cifar10-lt-10": ("cifar10", 10, 19_400),
+    "cifar100-lt-10": ("cifar100", 10, 17_000),
+    "cifar10-lt-50": ("cifar10", 50, 19_400),
+    "cifar100-lt-50": ("cifar100", 50, 17_000),
+}
+BALANCED, LONG_TAILED = ("softmax", "mmlda-64", "mmlda-128"), ("softmax", "softmax-priors", "mmlda", "mmlda-priors")
+ADAMW = {"optimizer": "adam", "lr": 1e-3, "decoupled": True, "weight_decay": 0.5}
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {  # the first is the default
+    "softmax": {
+        "sgd-2e-4": {"weight_decay": 2e-4},
+        "sgd-5e-4": {"weight_decay": 5e-4},
+        "sgd-1e-3": {"weight_decay": 1e-3},
+        "adamw": ADAMW,
+    },
+    "mmlda": {
+        "adamw": ADAMW,
+        "adamw-0.2": {**ADAMW, "weight_decay": 0.2},
+        "adamw-C30": {**ADAMW, "C": 30.0},
+        "adamw-128": {**ADAMW, "dim": 128},
+    },
+}
+HELD = 5000
+MEASURED = {False: "test images", True: "held-out training images"}
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One network to train."""
+
+    task: str
+    method: str
+    variant: str
+    seed: int
+    steps: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.task}-{self.method}-{self.variant}-seed{self.seed}"
+
+    @property
+    def head(self) -> str:
+        return self.method.split("-")[0]
+
+    @property
+    def priors(self) -> bool:
+        return self.method.endswith("-priors")
+
+
+def variants(method: str) -> list[str]:
+    """The settings to choose from; where the method itself names the dimension, those that do not."""
+    own_dim = method[-1].isdigit()
+    return [name for name, settings in VARIANTS[method.split("-")[0]].items() if not (own_dim and "dim" in settings)]
+
+
+def units(args: argparse.Namespace) -> list[Unit]:
+    """What to train, in order."""
+    found = []
+    for task in args.only:
+        imbalance, steps = TASKS[task][1:]
+        if args.holdout and imbalance not in (1, 100):
+            continue
+        for seed in [0] if args.holdout else args.seeds:
+            for method in BALANCED if imbalance == 1 else LONG_TAILED:
+                if args.methods and method not in args.methods:
+                    continue
+                names = variants(method) if args.holdout else [best(args.chosen, task, method)]
+                found += [Unit(task, method, name, seed, args.steps or steps) for name in names]
+    return found
+
+
+def best(folder: Path | None, task: str, method: str) -> str:
+    """The variant with the highest balanced accuracy on held-out images; the default without results."""
+    dataset, imbalance, _ = TASKS[task]
+    selected = dataset if imbalance == 1 else f"{dataset}-lt-100"
+    paths = sorted(folder.glob(f"{selected}-{method}-*-seed0.json")) if folder else []
+    records = [record for path in paths if (record := read_json(path))["method"] == method]
+    if folder is not None and not records:
+        raise SystemExit(f"--chosen must have held-out results of {selected} and {method}, got none in {folder}")
+    return str(max(records, key=lambda r: r["balanced"])["variant"]) if records else variants(method)[0]
+
+
+@functools.cache
+def sets(task: str, seed: int, held: bool, root: str | None) -> tuple[ImageData, ImageData]:
+    """Training images of a task, and balanced ones to measure on."""
+    dataset, imbalance, _ = TASKS[task]
+    train, test = loaded(dataset, root)
+    if held:
+        train, test = holdout(train, min(HELD, len(train) // 5))
+    return (train if imbalance == 1 else long_tailed(train, imbalance, seed)), test
+
+
+@functools.cache
+def loaded(dataset: str, root: str | None) -> tuple[ImageData, ImageData]:
+    return load(dataset, root)
+
+
+def prepare(unit: Unit, train: ImageData) -> Run:
+    """The untrained network with its recipe."""
+    settings = dict(VARIANTS[unit.head][unit.variant])
+    config: dict[str, Any] = {"backbone": "resnet", "depth": 32, "channels": train.shape[0], "head": unit.head}
+    config |= {"num_classes": train.num_classes}
+    if unit.head == "mmlda":
+        dim = unit.method.removeprefix("mmlda-")
+        config |= {"C": settings.pop("C", 100.0), "dim": int(dim) if dim.isdigit() else settings.pop("dim", 64)}
+    model = mmlda.models.build(config, seed=unit.seed)
+    if unit.priors:
+        model = model.with_priors(train.priors)  # for softmax this moves the bias, which learns on from there
+    recipe = mmlda.Recipe(
+        steps=unit.steps, schedule="cosine", warmup=unit.steps // 40, pad=4, flip=True, seed=unit.seed, **settings
+    )
+    return Run(model, recipe)
+
+
+def measure(model: mmlda.Classifier, data: ImageData, train: ImageData, device: str) -> dict[str, Any]:
+    """Accuracy, balanced accuracy, and its means over classes of many, medium and few training images."""
+    result = mmlda.accuracy(model, data, device=device)
+    counts, groups = train.counts.tolist(), {}
+    for group, low, high in (("many", 101, math.inf), ("medium", 20, 100), ("few", 0, 19)):
+        right = [share for share, n in zip(result.per_class, counts) if low <= n <= high]
+        groups[group] = sum(right) / len(right) if right else None
+    return {"n": result.n, "accuracy": result.accuracy, "balanced": result.balanced, **groups}
+
+
+def finished(unit: Unit, args: argparse.Namespace) -> bool:
+    """Whether the unit's record is there; exits if it is that of another measurement."""
+    path = args.out / f"{unit.name}.json"
+    if not path.is_file():
+        return False
+    record = read_json(path)
+    if (record["train_steps"], record["measured_on"]) != (unit.steps, MEASURED[args.holdout]):
+        what = f"{record['train_steps']} steps on {record['measured_on']}"
+        raise SystemExit(f"--out must be a folder without another measurement, got one of {what} in {path}")
+    return True
+
+
+def train(group: Sequence[Unit], args: argparse.Namespace) -> None:
+    """Train networks at the same time, measure them and write their records."""
+    data = [sets(unit.task, unit.seed, args.holdout, args.data) for unit in group]
+    runs = [prepare(unit, one) for unit, (one, _) in zip(group, data)]
+    torch.compiler.reset()  # dynamo stops compiling a function after 8 versions of it
+    begin = time.perf_counter()
+    failures = together(runs, [one for one, _ in data], Options(device=args.device), show=args.show)
+    seconds = time.perf_counter() - begin
+    for n, (unit, run, (one, test)) in enumerate(zip(group, runs, data)):
+        if n in failures:
+            print(f"{unit.name}: {type(failures[n]).__name__}: {failures[n]}", flush=True)
+            continue
+        model, (dataset, imbalance, _) = run.model, TASKS[unit.task]
+        assert isinstance(model, mmlda.Classifier)
+        record: dict[str, Any] = {"task": unit.task, "dataset": dataset, "imbalance": imbalance, "method": unit.method}
+        record |= {"variant": unit.variant, "seed": unit.seed, "train_steps": unit.steps}
+        record |= {"train_images": len(one), "train_sha256": one.digest(), "training_loss": run.loss}
+        record["measured_on"] = MEASURED[args.holdout]
+        record |= measure(model.with_priors(None) if unit.priors else model, test, one, args.device)
+        if unit.method == "softmax" and imbalance != 1:
+            model.head.log_priors.copy_(one.priors.log())  # what its bias has learned
+            record["adjusted"] = measure(model.with_priors(None), test, one, args.device)
+        record |= {"model": settings_of(model), "recipe": dataclasses.asdict(run.recipe)}
+        record |= {"seconds": seconds, "trained_together": len(group)}
+        record["seconds_per_step"] = seconds / sum(other.steps for other in group)
+        write_json(args.out / f"{unit.name}.json", record | measured_on(args.device))
+        adjusted = f", adjusted {record['adjusted']['balanced']:.2%}" if "adjusted" in record else ""
+        print(f"{unit.name}: balanced {record['balanced']:.2%}{adjusted}", flush=True)
+
+
+def settings_of(model: mmlda.Classifier) -> dict[str, Any]:
+    """The network's settings; its priors are those of the training set or uniform, so they are left out."""
+    return {key: value for key, value in model.config.items() if key != "priors"}
+
+
+def names(kind: str, allowed: Sequence[str]) -> Any:
+    def parse(text: str) -> list[str]:
+        chosen = text.split(",")
+        if wrong := [name for name in chosen if name not in allowed]:
+            raise argparse.ArgumentTypeError(f"{kind} must be among {', '.join(allowed)}, got {wrong[0]}")
+        return chosen
+
+    return parse
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", help="folder of the datasets")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--holdout", action="store_true", help="compare variants on held-out training images")
+    parser.add_argument("--chosen", type=Path, help="results of --holdout; without it, the first variant is used")
+    methods = dict.fromkeys(BALANCED + LONG_TAILED)
+    parser.add_argument("--only", type=names("--only", list(TASKS)), default=list(TASKS), help="tasks, with commas")
+    parser.add_argument("--methods", type=names("--methods", list(methods)), help="methods, with commas (default: all)")
+    parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, help="per network (default: 17,000 to 30,000 by task)")
+    parser.add_argument("--together", type=int, default=8, help="networks at the same time")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no group after this time")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--show", action="store_true", help="show progress")
+    args = parser.parse_args(argv)
+    args.out.mkdir(parents=True, exist_ok=True)
+    begin, wanted = time.monotonic(), units(args)
+    missing = [unit for unit in wanted if not finished(unit, args)]
+    for start in range(0, len(missing), args.together):
+        if time.monotonic() - begin > 60 * args.minutes:
+            break
+        train(missing[start : start + args.together], args)
+    done = sum(finished(unit, args) for unit in wanted)
+    print(f"{done} of {len(wanted)} networks are in {args.out}")
+
+
+if __name__ == "__main__":
+    main()

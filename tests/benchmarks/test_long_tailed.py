@@ -1,0 +1,76 @@
+"""The benchmark of long-tailed data, on a few generated images."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmlda import ImageData
+
+PATH = Path(__file__).parents[2] / "benchmarks" / "long_tailed.py"
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    spec = importlib.util.spec_from_file_location("long_tailed", PATH)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(__import__("sys").modules, "long_tailed", module)  # dataclasses look their module up
+    spec.loader.exec_module(module)
+
+    def generated(name, root):
+        generator, y = torch.Generator().manual_seed(0), torch.arange(600) % 3
+        x = torch.randint(256, (600, 3, 8, 8), generator=generator, dtype=torch.uint8)
+        data = ImageData(x, y, ("a", "b", "c"), name=name)
+        return data.subset(slice(0, 540)), data.subset(slice(540, 600))
+
+    monkeypatch.setattr(module, "load", generated)
+    return module
+
+
+def run(bench, out, *words):
+    bench.main(["--out", str(out), "--device", "cpu", "--steps", "2", *words])
+    return {path.stem: json.loads(path.read_text()) for path in sorted(out.glob("*.json"))}
+
+
+def test_methods_are_measured_once_and_kept(bench, tmp_path, capsys):
+    words = ("--only", "cifar10-lt-10", "--seeds", "0", "--together", "4")
+    records = run(bench, tmp_path, *words)
+    assert sorted(record["method"] for record in records.values()) == sorted(bench.LONG_TAILED)
+    for record in records.values():
+        assert record["n"] == 60 and record["measured_on"] == "test images" and record["train_steps"] == 2
+        assert record["train_images"] == 180 + 56 + 18 and record["few"] is not None
+        assert ("adjusted" in record) == (record["method"] == "softmax") and record["commit"] and record["device"]
+    changed = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    run(bench, tmp_path, *words)
+    assert changed == {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert "4 of 4 networks" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2 steps on test images"):
+        bench.main(["--out", str(tmp_path), "--device", "cpu", "--steps", "3", *words])
+
+
+def test_held_out_images_choose_the_variant(bench, tmp_path):
+    held, words = tmp_path / "held", ("--only", "cifar100", "--methods", "mmlda-64", "--seeds", "0")
+    records = run(bench, held, "--holdout", *words)
+    assert {record["variant"] for record in records.values()} == {"adamw", "adamw-0.2", "adamw-C30"}
+    assert {record["n"] for record in records.values()} == {108}
+    assert {record["train_images"] for record in records.values()} == {432}
+    for path in held.iterdir():  # the best is the one that says so
+        record = json.loads(path.read_text())
+        path.write_text(json.dumps(record | {"balanced": 0.9 if record["variant"] == "adamw-C30" else 0.1}))
+    (final,) = run(bench, tmp_path / "full", "--chosen", str(held), *words).values()
+    assert final["variant"] == "adamw-C30" and final["model"]["C"] == 30.0 and final["n"] == 60
+    assert not run(bench, tmp_path / "late", "--minutes", "-1", *words)
+
+
+def test_networks_with_priors_begin_where_those_without_do(bench):
+    train, _ = bench.sets("cifar10-lt-10", 0, False, None)
+    for method in ("softmax-priors", "mmlda-priors"):
+        unit = bench.Unit("cifar10-lt-10", method, bench.variants(method)[0], 0, 2)
+        head = bench.prepare(unit, train).model.head
+        assert torch.allclose(head.priors, train.priors.to(head.priors))
+        plain = bench.prepare(bench.Unit(unit.task, unit.head, unit.variant, 0, 2), train).model
+        x = train.pixels(slice(4))
+        uniform = bench.prepare(unit, train).model.eval().with_priors(None)(x)
+        assert torch.allclose(uniform.softmax(1), plain.eval()(x).softmax(1), atol=1e-4)
