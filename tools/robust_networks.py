@@ -122,9 +122,8 @@ def compare(options: argparse.Namespace) -> None:
             if (r.get("attack"), r.get("eps")) == (kind, eps):
                 _, head, _, seed = r["name"].split("-")
                 held[head][int(seed)] = unpack(r["robust_images"], r["n"])
-                print(
-                    f"{r['name']:24s} {kind:10s} eps {eps:.4f} clean {r['clean'] / r['n']:.2%} {r['robust'] / r['n']:.2%}"
-                )
+                shares = f"clean {r['clean'] / r['n']:.2%}, robust {r['robust'] / r['n']:.2%}"
+                print(f"{r['name']:24s} {kind:10s} eps {eps:.4f}: {shares}")
         seeds = sorted(set(held["sr"]) & set(held["mmlda"]))
         if not seeds:
             continue

@@ -1,7 +1,7 @@
 """Search for a recipe of adversarial training on held-out training images of CIFAR-10 or MNIST.
 
     python tools/robust_search.py tools/robust_trials.json --root DATA --out FOLDER --only a,b --steps 15000
-    python tools/robust_search.py tools/robust_trials_mnist.json --data mnist --root DATA --out FOLDER --only a --steps 5000
+    python tools/robust_search.py tools/robust_trials_mnist.json --data mnist --root DATA --out FOLDER ...
 
 A trial names a head, changes to the network and changes to the recipe. Every trial trains on all training images but
 5,000, and is measured on those: clean accuracy, and accuracy under margin APGD with 50 steps, untargeted and against
