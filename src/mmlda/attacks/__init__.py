@@ -12,7 +12,7 @@ from mmlda.attacks.gradient import BIM, FGSM, ILCM, PGD, ascend
 from mmlda.attacks.jsma import JSMA
 from mmlda.attacks.losses import kl_divergence, least_likely, score
 from mmlda.attacks.memory import keep_memory
-from mmlda.attacks.replay import compiled
+from mmlda.attacks.replay import compiled, folded
 from mmlda.attacks.result import AttackResult, measure
 from mmlda.attacks.square import Square
 from mmlda.attacks.surface import Surface, input_gradient
@@ -35,6 +35,7 @@ __all__ = [
     "WorstCase",
     "ascend",
     "compiled",
+    "folded",
     "frozen",
     "input_gradient",
     "keep_memory",

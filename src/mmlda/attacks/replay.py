@@ -1,4 +1,4 @@
-"""A function of tensors as one CUDA graph, and a network compiled for it.
+"""A function of tensors as one CUDA graph, and copies of a network that long attacks run faster on.
 
 A small network's step is hundreds of kernels of a few microseconds each, and Python takes longer to launch
 them than the device to run them. Captured once for the shapes of a batch, the whole step (forward, backward,
@@ -18,7 +18,7 @@ from torch.distributions import Distribution
 
 from mmlda.attacks.checks import invalid, warn_caller
 
-__all__ = ["Replay", "compile_quietly", "compiled", "replay"]
+__all__ = ["Replay", "compile_quietly", "compiled", "folded", "replay"]
 
 Step = Callable[..., tuple[Tensor, ...]]
 
@@ -143,12 +143,53 @@ def compiled(model: nn.Module, *, backend: str = "inductor", captured: bool = Tr
     >>> model(torch.zeros(2, 4)).shape, model.training
     (torch.Size([2, 3]), False)
     """
-    if not isinstance(model, nn.Module):
-        raise invalid("model", "a torch.nn.Module, which can be copied", model)
-    twin = copy.deepcopy(model).requires_grad_(False)
-    twin.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    twin = _fixed(model)
     for module in twin.modules():
         hook: Any = getattr(module, "for_attack_graph", None)
         if hook is not None:
             hook(captured)
     return _Compiled(twin, backend).eval()
+
+
+def folded(model: nn.Module) -> nn.Module:
+    """Copy a network for long attacks on the CPU, without its batch norms.
+
+    The copy is in eval mode, with fixed weights and channels_last convolutions, and batch norms are folded into the
+    convolutions before them where modules implement `for_fixed_weights() -> None`, as this package's Resnets do. With
+    a Resnet-32 a step takes two thirds to four fifths of the time. Logits differ from the model's by rounding.
+
+    Parameters
+    ----------
+    model
+        The network.
+
+    Returns
+    -------
+    nn.Module
+        The copy.
+
+    Raises
+    ------
+    ValueError
+        If `model` is not a module.
+
+    Examples
+    --------
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten())
+    >>> folded(model).training, model.training
+    (False, True)
+    """
+    twin = _fixed(model)
+    for module in list(twin.modules()):
+        hook: Any = getattr(module, "for_fixed_weights", None)
+        if hook is not None:
+            hook()
+    return twin.eval()  # what replaced the norms too
+
+
+def _fixed(model: nn.Module) -> nn.Module:
+    """A copy whose weights are not learned, with channels_last convolutions."""
+    if not isinstance(model, nn.Module):
+        raise invalid("model", "a torch.nn.Module, which can be copied", model)
+    twin = copy.deepcopy(model).requires_grad_(False)
+    return twin.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
