@@ -156,7 +156,7 @@ def folded(model: nn.Module) -> nn.Module:
 
     The copy is in eval mode, with fixed weights and channels_last convolutions, and batch norms are folded into the
     convolutions before them where modules implement `for_fixed_weights() -> None`, as this package's Resnets do. With
-    a Resnet-32 a step takes two thirds to four fifths of the time. Logits differ from the model's by rounding.
+    a Resnet-32 a gradient takes 0.7 to 0.8 of the time. Logits differ from the model's by rounding.
 
     Parameters
     ----------
