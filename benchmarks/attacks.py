@@ -5,6 +5,8 @@ The budget is the same too, except for the worst case, which is given as it come
 margin loss. There the robust accuracy is what must not be higher.
 
     python benchmarks/attacks.py --device cpu --only worst,cw,jsma,scaling --worst-rounds 3 --out ...-cpu.json
+    python benchmarks/attacks.py --device cpu --only worst --model cifar10-mmlda-pgd --images cifar10.safetensors \\
+        --n 32 --eps 0.0313725 --threads 2 --out ...-cpu-robust.json
     python benchmarks/attacks.py --device cpu --only bim --again 23 --out ...-cpu-bim.json
     python benchmarks/attacks.py --device cpu --only bim --attack pgd --alone --again 7 --out ...-cpu-pgd.json
     python benchmarks/attacks.py --device cuda --model cifar10-sr --images cifar10.safetensors --out ...
@@ -48,7 +50,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import mmlda
-from mmlda.attacks import APGD, BIM, FAB, JSMA, PGD, CarliniWagner, Square, WorstCase, keep_memory
+from mmlda.attacks import APGD, BIM, FAB, JSMA, PGD, CarliniWagner, Square, WorstCase, compiled, keep_memory
 from mmlda.results import code_version
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "tests")]
@@ -244,11 +246,13 @@ def worst_case(model: nn.Module, x: Tensor, y: Tensor, eps: float, args: argpars
     size = len(x) if args.device == "cpu" else min(args.worst_batch, len(x))
     found: dict[str, Tensor] = {}
 
-    def ours() -> None:
+    def ours(name: str, model: nn.Module) -> None:
         result = WorstCase(eps=eps, batch_size=size)(model, x, y)
-        found["ours"], found["clean"] = result.x_adv, result.winner != -2
+        found[name], found["clean"] = result.x_adv, result.winner != -2
 
-    contenders: dict[str, Callable[[], object]] = {"ours": ours}
+    contenders: dict[str, Callable[[], object]] = {"ours": partial(ours, "ours", model)}
+    if args.device == "cpu" and args.model:
+        contenders["ours, compiled"] = partial(ours, "ours, compiled", compiled(model))
     if installed("pyautoattack"):
         import pyautoattack
 
@@ -281,7 +285,9 @@ def worst_case(model: nn.Module, x: Tensor, y: Tensor, eps: float, args: argpars
 def bench_worst(args: argparse.Namespace) -> dict:
     """Robust accuracy and seconds; networks and radii where something is left to break."""
     nets = cases(args)
-    if args.device == "cpu":
+    if args.device == "cpu" and args.model:
+        nets = {f"Resnet-32, {args.model}": (*resnet(args), args.eps)}
+    elif args.device == "cpu":
         x, y = attack_models.images(args.n or 300)
         nets = {}
         for head, trained, eps in (("sr", 0.0, 0.1), ("mm", 0.0, 0.1), ("sr", 0.15, 0.2), ("mm", 0.15, 0.2)):
@@ -343,8 +349,10 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--only", default=",".join(PARTS), help="parts to run, separated by commas")
     parser.add_argument("--out", type=Path, help="write the results to this JSON file")
-    parser.add_argument("--model", help="CUDA: a network that ships with mmlda, or the folder of a run")
-    parser.add_argument("--images", help="CUDA: a safetensors file with x [N, 3, 32, 32] and y [N]")
+    parser.add_argument(
+        "--model", help="a network that ships with mmlda, or the folder of a run; on the CPU, worst only"
+    )
+    parser.add_argument("--images", help="for --model: a safetensors file with x [N, 3, 32, 32] and y [N]")
     parser.add_argument("--n", type=int, help="images")
     parser.add_argument("--jsma-n", type=int, help="images of JSMA beside its peer, which takes seconds for each")
     parser.add_argument("--batches", default="32,128,1000", help="CUDA: images at a time, BIM; 4 batches of each")

@@ -99,3 +99,11 @@ def test_every_package_can_be_imported_first(package):
     """In a process of its own: the order of imports decides whether two packages can wait for each other."""
     done = subprocess.run([sys.executable, "-c", f"import mmlda.{package}"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_public_names_are_imported_without_collecting_garbage():
+    """A pass of the collector over what torch has loaded takes longer than the package's modules."""
+    collected = "gc.get_stats()[2]['collections']"
+    text = f"import gc, torch, mmlda; before = {collected}; mmlda.fit; print({collected} - before, gc.isenabled())"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0", "True"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,75 +25,76 @@ BALANCED = {"softmax": "softmax", "MM-LDA with 64 dimensions": "mmlda-64", "with
 
 
 def read(name: str) -> dict[str, Any]:
-    return json.loads((PAGE.parent / "results" / f"{name}.json").read_text())  # type: ignore[no-any-return]
+    """A file of results; {} if it has not been measured yet."""
+    path = PAGE.parent / "results" / f"{name}.json"
+    return json.loads(path.read_text()) if path.is_file() else {}
 
 
-def contenders(what: str, found: dict[str, Any]) -> list[str]:
-    """A line of the attacks: seconds of ours and of the peers, with how many times ours that is."""
-    if "seconds" in found:
-        seconds, times = found["seconds"], found["times_faster_than"]
-    else:
-        runs = {name: run for name, run in found.items() if isinstance(run, dict) and "times_ours" in run}
-        seconds, times = ({name: run[key] for name, run in runs.items()} for key in ("seconds", "times_ours"))
-    compiled = f"{seconds['ours, compiled']:.3g} s" if "ours, compiled" in seconds else "–"
-    peers = [f"{name} {seconds[name]:.3g} s ({times[name]:.2g} x)" for name in seconds if not name.startswith("ours")]
-    return [what, f"{found['images']:,}", f"{seconds['ours']:.3g} s", compiled, "; ".join(peers)]
+def beside(what: str, device: str, seconds: dict[str, float], ours: str = "ours") -> list[str]:
+    """A row: seconds of ours, also compiled where measured, and those of the others with times ours."""
+    mine = [name for name in seconds if name in (ours, f"{ours}, compiled")]
+    own = ", ".join(f"{name.removeprefix(ours)} {duration(seconds[name])}".strip(", ") for name in mine)
+    peers = [f"{name} {duration(seconds[name])} ({seconds[name] / seconds[ours]:.2g} x)" for name in seconds]
+    return [what, device, own, "; ".join(text for name, text in zip(seconds, peers) if not name.startswith("ours"))]
 
 
-def attacks(device: str) -> str:
-    found = read(f"attacks-{device}")
-    rows = []
-    for attack in ("bim", "pgd"):
-        for what, run in (read("attacks-cpu-bim") if device == "cpu" else found).get(attack, {}).items():
-            rows.append(contenders(f"{attack.upper()}, {run['steps']} steps; {what}", run))
-    for what, run in found["worst"].items():
-        left = " and ".join(f"{share:.1f}%" for share in run["robust_accuracy"].values())
-        rows.append(contenders(f"worst case; {what}; ours and AutoAttack leave {left}", run))
-    for run in (found[name] for name in ("cw_short", "cw") if name in found):
-        rows.append(contenders(f"C&W, {run['search_steps']} x {run['steps']:,}", run))
-    rows.append(contenders("JSMA, pairs of pixels", found["jsma"]))
-    if device == "cpu":
-        for what, over in read("attacks-cpu-bim")["over_bare, all pairs"].items():
-            ends = f"{100 * over['low']:.1f} to {100 * over['high']:.1f}"
-            rows.append([f"BIM over bare passes; {what}", "–", f"+{100 * over['median']:.1f}% ({ends})", "–", "–"])
-    made = found["versions"]
-    text = table("attack | images | ours | ours, compiled | peers (times ours)", rows)
-    named = ", ".join(f"{name} {made[name]}" for name in ("torch", "torchattacks", "foolbox", "pyautoattack"))
-    return f"{text}\n*{found['device']}, {named}.*\n"
+def duration(seconds: float) -> str:
+    return f"{seconds:,.3g} s" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms"
 
 
-def training() -> str:
-    rows = []
+def training() -> Iterator[list[str]]:
     for found in (read("training-h200"), read("training-cpu")):
-        for name, seconds in found["seconds"].items():
-            ratio = f"{found['ratio_to_plain'][name]:.3g} x"
-            rows.append([found["device"], name, f"{1000 * seconds:.3g} ms", ratio])
-    return table("device | loop | per step and network | plain / this", rows)
+        plain = {name: value for name, value in found["seconds"].items() if name.startswith("plain")}
+        for name in ("ours", "ours, 8 networks", "ours, bfloat16"):
+            if name in found["seconds"]:
+                what = f"training step, Resnet-32, batch {found['batch_size']}{name.removeprefix('ours')}"
+                yield beside(what, found["device"], {name: found["seconds"][name], **plain}, name)
 
 
-def parts_of_the_head() -> str:
-    rows = [
-        [
-            f"head beside `nn.Linear`, L = {r['num_classes']:,}, p = {r['dim']:,}",
-            f"{r['ratio_to_linear']:.2f} of its time",
-        ]
-        for r in read("head")["rows"]
-    ]
-    rows.append(
-        [
-            "Algorithm 1 beside the pseudo-code, L = 1,000, p = 2,048",
-            f"{read('means')['result']['ratio']:,.0f} x faster",
-        ]
-    )
+def waits(device: str) -> Iterator[list[str]]:
+    """What a user waits for: rows of a file {"device": ..., "rows": [{"what": ..., "seconds": {"ours": ...}}]}."""
+    found = read(f"waits-{device}")
+    for row in found.get("rows", ()):
+        yield beside(row["what"], found["device"], row["seconds"])
+
+
+def attacks(device: str) -> Iterator[list[str]]:
+    files = {"h200": ("attacks-h200",), "cpu": ("attacks-cpu-bim", "attacks-cpu-robust", "attacks-cpu")}[device]
+    for found in filter(None, map(read, files)):
+        where = found["device"] + (f", {found['threads']} threads" if device == "cpu" else "")
+        for what, run in found.get("bim", {}).items():
+            text = f"BIM, {run['steps']} steps on {run['images']:,} images; {what}"
+            yield beside(text, where, run["seconds"])
+        for what, run in found.get("worst", {}).items():
+            left = " and ".join(f"{run['robust_accuracy'][who]:.1f}%" for who in ("ours", "pyautoattack"))
+            text = f"worst case on {run['images']:,} images; {what}; ours and AutoAttack leave {left}"
+            yield beside(text, where, run["seconds"])
+        for run in (found[name] for name in ("cw_short", "cw") if name in found):
+            yield beside(f"C&W, {run['search_steps']} x {run['steps']:,} on {run['images']} images", where, timed(run))
+        if "jsma" in found:
+            yield beside(f"JSMA, pairs of pixels on {found['jsma']['images']} images", where, timed(found["jsma"]))
+
+
+def timed(found: dict[str, Any]) -> dict[str, float]:
+    return {name: run["seconds"] for name, run in found.items() if isinstance(run, dict) and "times_ours" in run}
+
+
+def ratios() -> Iterator[list[str]]:
+    """What is known as a share of another's time."""
+    for r in read("head")["rows"]:
+        what = f"head, L = {r['num_classes']:,}, p = {r['dim']:,}"
+        yield [what, "CPU", "–", f"`nn.Linear` ({1 / r['ratio_to_linear']:.2f} x)"]
+    ratio = read("means")["result"]["ratio"]
+    yield ["Algorithm 1, L = 1,000, p = 2,048", "CPU", "–", f"the pseudo-code ({ratio:,.0f} x)"]
     totals = read("convolutions-h200-sweep")["totals"]
-    rows.append(
-        [
-            "3x3 convolutions of a training step beside cuDNN's, H200",
-            f"{totals['best_us'] / totals['cudnn_us']:.2f} of its time",
-        ]
-    )
-    rows.append(["`import mmlda` beside `import torch`", f"{read('imports')['ratio']:.2f} of its time"])
-    return table("what | median", rows)
+    ratio = totals["cudnn_us"] / totals["best_us"]
+    yield ["3x3 convolutions of a training step", "NVIDIA H200", "–", f"cuDNN ({ratio:.2g} x)"]
+    yield ["`import mmlda`", "CPU", "–", f"`import torch` ({1 / read('imports')['ratio']:.2f} x)"]
+
+
+def speed() -> str:
+    rows = [*training(), *waits("h200"), *attacks("h200"), *waits("cpu"), *attacks("cpu"), *ratios()]
+    return table("what | device | ours | beside (times ours)", rows)
 
 
 def many_classes() -> str:
@@ -144,7 +146,7 @@ def pages() -> dict[Path, dict[str, str]]:
     return {
         MANY: {"many classes": many_classes()},
         IMBALANCED: {"long-tailed": long_tailed()},
-        PAGE: {"h200": attacks("h200"), "cpu": attacks("cpu"), "training": training(), "other": parts_of_the_head()},
+        PAGE: {"speed": speed()},
     }
 
 

@@ -20,20 +20,31 @@ from mmlda._version import __version__ as __version__
 if TYPE_CHECKING:
     from mmlda._api import *  # noqa: F403
 else:
+    import gc
     import importlib
     import sys
     from types import ModuleType
 
     _PACKAGES = "attacks data evaluation models paper report results theory training zoo".split()
 
+    def _import(name):
+        """Import a module with the garbage collector paused: its passes over torch's classes outlast our modules."""
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            return importlib.import_module(name)
+        finally:
+            if collecting:
+                gc.enable()
+
     class _Package(ModuleType):
         """Imports the public names, and torch with them, on first use: `mmlda --help` needs none of them."""
 
         def __getattr__(self, name):
             if name in _PACKAGES:  # which the package's own modules also import while _api is being imported
-                return importlib.import_module(f"mmlda.{name}")
+                return _import(f"mmlda.{name}")
             if not name.startswith("_") or name == "__all__":
-                api = importlib.import_module("mmlda._api")
+                api = _import("mmlda._api")
                 if hasattr(api, "__all__"):  # not while _api itself is being imported
                     vars(self).update({public: getattr(api, public) for public in ("__all__", *api.__all__)})
             if name in vars(self):

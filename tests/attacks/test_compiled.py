@@ -1,4 +1,4 @@
-"""compiled(): the same network to an attack, a copy to its owner; and what rounding on CUDA may not do to C&W."""
+"""compiled(): the same network to an attack, a copy to its owner; and C&W under rounding on CUDA."""
 
 import copy
 import subprocess
@@ -46,6 +46,27 @@ def test_modules_with_the_hook_are_called_once_on_the_copy(captured):
     fast = compiled(model, backend="eager", captured=captured)
     (choosy,) = [module for module in fast.modules() if isinstance(module, Choosy)]
     assert choosy.heard == ((captured, False),) and model[1].heard == ()
+
+
+@pytest.mark.parametrize(("preactivation", "left"), [(False, 0), (True, 4)])
+def test_batch_norms_are_folded_into_the_convolutions_of_the_copy(preactivation, left):
+    torch.manual_seed(0)
+    backbone = mmlda.models.resnet(8, preactivation=preactivation)
+    for norm in (module for module in backbone.modules() if isinstance(module, nn.BatchNorm2d)):
+        for value in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
+            nn.init.uniform_(value, 0.5, 1.5)
+    model = mmlda.Classifier(backbone, mmlda.SoftmaxHead(num_classes=10, dim=64)).double()  # in train mode
+    before = copy.deepcopy(model.state_dict())
+    fast, x = compiled(model), torch.rand(3, 3, 8, 8, dtype=torch.float64)
+    assert sum(isinstance(module, nn.BatchNorm2d) for module in fast.modules()) == left
+    assert not any(module.training for module in fast.modules()) and all(m.training for m in model.modules())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    y = torch.tensor([0, 1, 2])
+    assert torch.allclose(fast(x), model.eval()(x), rtol=1e-10)
+    ours, theirs = (BIM(eps=0.01)(network, x, y) for network in (fast, model))
+    assert torch.allclose(ours.x_adv, theirs.x_adv, atol=1e-9) and (ours.x_adv != x).any()
+    with pytest.raises(ValueError, match="model must be a torch"):
+        compiled(lambda x: x)
 
 
 def test_convolutions_of_the_copy_alone_may_take_the_tf32_programs(monkeypatch):

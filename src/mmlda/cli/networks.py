@@ -147,7 +147,7 @@ def demo(
     open_: Annotated[bool, option("Output", "--open", help="Open the report in the browser.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Train, attack and audit two networks in two minutes.
+    """Train, attack and audit two networks in a minute.
 
     Compares softmax and MM-LDA on scikit-learn's digits and writes report.html.
     """

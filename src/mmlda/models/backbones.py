@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -51,6 +52,16 @@ class _Norm(nn.BatchNorm2d):
         return F.batch_norm(x, *statistics, self.weight, self.bias, self.training, self.momentum or 0.1, self.eps)
 
 
+@torch.no_grad()
+def _fold(conv: _Conv3, norm: nn.Module) -> nn.Module:
+    """Fold the batch norm after a convolution, in eval mode, into its weight and bias; what takes the norm's place."""
+    assert isinstance(norm, _Norm) and norm.running_mean is not None and norm.running_var is not None
+    scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
+    conv.weight = nn.Parameter(conv.weight * scale.view(-1, 1, 1, 1), requires_grad=False)
+    conv.bias = nn.Parameter(norm.bias - norm.running_mean * scale, requires_grad=False)
+    return nn.Identity()
+
+
 def fast_convolutions(model: nn.Module, fast: bool) -> None:
     """Choose how the convolutions of a `ResNet` run; other layers are not affected.
 
@@ -85,8 +96,15 @@ class _Block(nn.Module):
         self.activation = _ACTIVATIONS[activation]
         self.preactivation, self.stride, self.extra = preactivation, stride, outputs - inputs
         self.conv1, self.conv2 = _Conv3(inputs, outputs, stride), _Conv3(outputs, outputs)
-        self.norm1 = _Norm(inputs if preactivation else outputs)
-        self.norm2 = _Norm(outputs)
+        self.norm1: nn.Module = _Norm(inputs if preactivation else outputs)
+        self.norm2: nn.Module = _Norm(outputs)
+
+    def for_fixed_weights(self) -> None:
+        """Hook for `mmlda.attacks.compiled`."""
+        if self.preactivation:
+            self.norm2 = _fold(self.conv1, self.norm2)
+        else:
+            self.norm1, self.norm2 = _fold(self.conv1, self.norm1), _fold(self.conv2, self.norm2)
 
     def shortcut(self, x: Tensor) -> Tensor:
         if self.stride > 1:
@@ -160,7 +178,7 @@ class ResNet(nn.Module):
         self.activation = _ACTIVATIONS[activation]
         self.preactivation = preactivation
         self.conv = _Conv3(channels, width)
-        self.norm = _Norm(self.num_features if preactivation else width)
+        self.norm: nn.Module = _Norm(self.num_features if preactivation else width)
         blocks, inputs = [], width
         for stage in range(3):
             for block in range((depth - 2) // 6):
@@ -171,6 +189,11 @@ class ResNet(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def for_fixed_weights(self) -> None:
+        """Hook for `mmlda.attacks.compiled`."""
+        if not self.preactivation:
+            self.norm = _fold(self.conv, self.norm)
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute features.
