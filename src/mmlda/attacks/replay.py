@@ -115,8 +115,8 @@ def compiled(model: nn.Module, *, backend: str = "inductor", captured: bool = Tr
     model's by rounding.
 
     The copy is meant for this package's attacks, which run each step as a CUDA graph. A module with kernels that pay
-    off only there can implement `for_attack_graph(captured: bool) -> None`, one that can fold its batch norms
-    `for_fixed_weights() -> None`: they are called once on each such module of the copy, after the weights are fixed.
+    off only there can implement `for_attack_graph(captured: bool) -> None`, and one that can fold its batch norms
+    `for_fixed_weights() -> None`: the one or the other is called on each module of the copy, whose weights are fixed.
 
     Parameters
     ----------
@@ -148,12 +148,9 @@ def compiled(model: nn.Module, *, backend: str = "inductor", captured: bool = Tr
         raise invalid("model", "a torch.nn.Module, which can be copied", model)
     twin = copy.deepcopy(model).requires_grad_(False)
     twin.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    cuda = any(parameter.is_cuda for parameter in twin.parameters())
+    fold = backend == "inductor" and not any(parameter.is_cuda for parameter in twin.parameters())
     for module in list(twin.modules()):
-        hook: Any = getattr(module, "for_attack_graph", None)
+        hook: Any = getattr(module, "for_fixed_weights" if fold else "for_attack_graph", None)
         if hook is not None:
-            hook(captured)
-        hook = getattr(module, "for_fixed_weights", None)
-        if hook is not None and not cuda:
-            hook()
-    return (_Compiled(twin, backend) if cuda or backend != "inductor" else twin).eval()
+            hook(*() if fold else (captured,))
+    return (twin if fold else _Compiled(twin, backend)).eval()
