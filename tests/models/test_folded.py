@@ -48,8 +48,10 @@ def cosines(g, h):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_filters_are_those_of_the_network(channels):
+def test_filters_are_those_of_the_network(channels, monkeypatch):
     """The stages, computed with F.conv2d from the folded filters, give the network's features."""
+    for C in (16, 32, 64):
+        monkeypatch.setitem(module.CUTS, (torch.float64, C), module.CUTS[torch.bfloat16, C])
     model = network(14, channels).double()
     net = model.backbone
     x = images(2, (channels, 16, 16)).double()
@@ -109,6 +111,30 @@ def test_on_cuda(n, shape, head):
 
 
 @cuda
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28)])
+def test_in_tf32_on_cuda(shape):
+    model = network(32, shape[0], "mmlda", "cuda")
+    x, v = images(200, shape, "cuda"), torch.randn(200, 10, device="cuda")
+    assert agrees(model, x, torch.float32)
+    z, g = slopes(folded(model, torch.float32), x, v)
+    want, slope = slopes(network(32, shape[0], "mmlda", "cuda").double(), x.double(), v.double())
+    assert (z - want).norm() < 2e-3 * want.norm()
+    assert cosines(g, slope).mean() > cosines(slopes(model, x, v)[1], slope).mean() - 0.01  # cuDNN's TF32
+
+
+@cuda
+def test_attacks_use_it_in_place_of_compiling():
+    model = network(14, 3, "mmlda", "cuda")
+    x = images(50, (3, 32, 32), "cuda")
+    y = model.predict(x)
+    fast = mmlda.attacks.compiled(model)
+    ours, plain = (mmlda.attacks.PGD(eps=4 / 255, steps=20, seed=0)(net, x, y) for net in (fast, model))
+    assert list(fast._own.values()) != [None]
+    assert (ours.prediction == plain.prediction).float().mean() > 0.9
+    assert torch.equal(model.predict(ours.x_adv), ours.prediction)
+
+
+@cuda
 def test_the_same_bits():
     model, x = network(32, 3, device="cuda"), images(64, (3, 32, 32), "cuda")
     first, second = (slopes(folded(model), x, torch.ones(64, 10, device="cuda")) for _ in range(2))
@@ -126,7 +152,7 @@ def test_others_step_aside_on_cuda(options):
 
 @cuda
 def test_what_does_not_fit_steps_aside(monkeypatch):
-    monkeypatch.setitem(module.CUTS, 64, Cut(1024, 4, False))  # more shared memory than there is
+    monkeypatch.setitem(module.CUTS, (torch.bfloat16, 64), Cut(1024, 8, False, 4))  # more shared memory than there is
     assert not agrees(network(8, 3, device="cuda"), images(16, (3, 32, 32), "cuda"))
 
 

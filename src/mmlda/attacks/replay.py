@@ -94,14 +94,22 @@ def compile_quietly(what: Any, **options: Any) -> Any:
 
 
 class _Compiled(nn.Module):
-    def __init__(self, model: nn.Module, backend: str) -> None:
+    def __init__(self, model: nn.Module, backend: str, captured: bool) -> None:
         super().__init__()
         self.model = model
         self._program = compile_quietly(model, backend=backend)
+        self._hook: Any = getattr(model, "for_attack_images", None) if captured and backend == "inductor" else None
+        self._own: dict[Any, Any] = {}  # the model's own program, by the shape and type of the images
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
+        if self._hook is not None:
+            key = x.shape[1:], x.dtype
+            if key not in self._own:
+                self._own[key] = self._hook(x.detach())
+            if self._own[key] is not None:
+                return self._own[key](x)
         torch._dynamo.maybe_mark_dynamic(x, 0)  # one program for every number of images
         return self._program(x)
 
@@ -117,6 +125,8 @@ def compiled(model: nn.Module, *, backend: str = "inductor", captured: bool = Tr
     The copy is meant for this package's attacks, which run each step as a CUDA graph. A module with kernels that pay
     off only there can implement `for_attack_graph(captured: bool) -> None`, and one that can fold its batch norms
     `for_fixed_weights() -> None`: the one or the other is called on each module of the copy, whose weights are fixed.
+    A network with a program of its own for images like x can return it from `for_attack_images(x)`, or None; then
+    nothing is compiled. Those of this package do on a Hopper GPU.
 
     Parameters
     ----------
@@ -153,4 +163,4 @@ def compiled(model: nn.Module, *, backend: str = "inductor", captured: bool = Tr
         hook: Any = getattr(module, "for_fixed_weights" if fold else "for_attack_graph", None)
         if hook is not None:
             hook(*() if fold else (captured,))
-    return (twin if fold else _Compiled(twin, backend)).eval()
+    return (twin if fold else _Compiled(twin, backend, captured)).eval()

@@ -145,6 +145,14 @@ class Classifier(nn.Module):
         """
         return self.head(self.features(x))  # [N, L]
 
+    def for_attack_images(self, x: Tensor) -> Callable[[Tensor], Tensor] | None:
+        """Hook for `mmlda.attacks.compiled`: the network folded, where there are kernels for it and images like x."""
+        from mmlda.models import folded
+        from mmlda.models.convolutions import tf32_allowed
+
+        fits = tf32_allowed() and folded.foldable(self, tuple(x.shape[1:]))
+        return folded.folded(self, torch.float32) if fits and folded.agrees(self, x[:16], torch.float32) else None
+
     def predict(self, x: Tensor | np.ndarray, batch_size: int = 1000) -> Tensor:
         """Predict the most probable class of each image, in eval mode and without gradients.
 

@@ -81,12 +81,13 @@ def _aside(x: Tensor) -> bool:
 
     Evaluated on every run, since a compiled step would cache the answer.
     """
-    if x.dtype == torch.float32 and not _tf32_allowed():
+    if x.dtype == torch.float32 and not tf32_allowed():
         return True
     return x.is_cuda and torch.cuda.get_device_capability(x.device) < (8, 0)
 
 
-def _tf32_allowed() -> bool:
+def tf32_allowed() -> bool:
+    """Whether cuDNN may multiply float32 as TF32."""
     # Also in attacks/carlini.py: neither package may import the other.
     cudnn = torch.backends.cudnn
     allowed = cudnn.conv.fp32_precision == "tf32" if hasattr(cudnn, "conv") else cudnn.allow_tf32

@@ -22,12 +22,21 @@ class Cut(NamedTuple):
     """How a stage's kernels are cut up."""
 
     pixels: int  # of the image in one matrix product
+    taps: int  # of the filter in one matrix product: 8 (and the ninth alone) or 1
+    pairs: bool  # whether two neighbouring pixels share a row of the product, with four taps of a row instead
     warps: int
-    pairs: bool  # whether two neighbouring pixels share a row of the product
 
 
-# By the stage's channels, measured on an H200 at batch 128. Fewer warps make Triton 3.6 compute wrong results.
-CUTS = {16: Cut(512, 16, True), 32: Cut(256, 8, True), 64: Cut(64, 4, False)}
+# By type and channels, measured on an H200 at batches of 128 and 1,000. Fewer warps than these for 16 or 32 channels
+# make Triton 3.6 compute wrong results.
+CUTS = {
+    (torch.bfloat16, 16): Cut(512, 8, True, 16),
+    (torch.bfloat16, 32): Cut(256, 8, True, 8),
+    (torch.bfloat16, 64): Cut(64, 8, False, 4),
+    (torch.float32, 16): Cut(256, 8, True, 8),
+    (torch.float32, 32): Cut(128, 1, False, 8),
+    (torch.float32, 64): Cut(64, 1, False, 4),
+}
 
 
 class Stage(NamedTuple):
@@ -88,7 +97,7 @@ def folded(model: Classifier, kind: torch.dtype = torch.bfloat16) -> Callable[[T
     model
         A network that is `foldable`.
     kind
-        Type of the activations.
+        Type of the activations: bfloat16, or float32 with products in TF32.
 
     Returns
     -------
@@ -108,14 +117,15 @@ def folded(model: Classifier, kind: torch.dtype = torch.bfloat16) -> Callable[[T
 
 
 @torch.no_grad()
-def agrees(model: Classifier, x: Tensor) -> bool:
-    """Whether `folded` computes what the network does, to the rounding of bfloat16; reads a value from the device.
+def agrees(model: Classifier, x: Tensor, kind: torch.dtype = torch.bfloat16) -> bool:
+    """Whether `folded` computes what the network in eval mode does, to rounding; reads a value from the device.
 
     The kernels depend on Triton's compiler, which is at work on every kind of device and in every release anew.
     """
     try:
-        off = folded(model)(x) - model(x).float()
-        return bool(off.norm() < 0.05 * model(x).float().norm() + 1e-3)
+        want = model(x).float()
+        off = folded(model, kind)(x) - want
+        return bool(off.norm() < (0.05 if kind == torch.bfloat16 else 0.005) * want.norm() + 1e-3)
     except Exception:  # of Triton: not enough shared memory, for example
         return False
 
@@ -148,7 +158,7 @@ def _stage(weights: Any, shifts: Any, kind: torch.dtype, stem: bool) -> Stage:
     else:
         first_back = first.permute(2, 3, 0, 1)
     there, back = rest.permute(0, 3, 4, 2, 1), rest.flip(3, 4).permute(0, 3, 4, 1, 2)
-    if CUTS[C].pairs:
+    if CUTS[kind, C].pairs:
         there, back = _for_pairs(there), _for_pairs(back)
     a, b, c, d = (w.to(kind).contiguous() for w in (first.permute(2, 3, 1, 0), first_back, there, back))
     return Stage(a, b, shifts[0], c, d, torch.stack(shifts[1:]))
@@ -178,9 +188,9 @@ class _Features(torch.autograd.Function):
             (N, B, BH, BW), (layers, C) = before.shape, stage.shifts.shape
             H, W = (BH, BW) if n == 0 else ((BH + 1) // 2, (BW + 1) // 2)
             slots = torch.empty(layers + 2, N, H, W, C, dtype=stage.weights.dtype, device=x.device)
-            cut = CUTS[C]
+            cut = CUTS[slots.dtype, C]
             arguments = (before, mean, std, stage.first, stage.first_shift, stage.weights, stage.shifts, slots)
-            sizes = (BH, BW, B, H, W, C, layers, n == 0, cut.pixels, cut.pairs)
+            sizes = (BH, BW, B, H, W, C, layers, n == 0, cut.pixels, cut.taps, cut.pairs)
             triton_resnet.stage_forward[(N,)](*arguments, slots[0].numel(), *sizes, num_warps=cut.warps, num_stages=1)
             before = slots[-1].permute(0, 3, 1, 2)
             kept.append(slots)
@@ -199,9 +209,9 @@ class _Features(torch.autograd.Function):
             before = x if n == 0 else kept[n - 1][-1].permute(0, 3, 1, 2)
             (N, B, BH, BW), (H, W, C), layers = before.shape, slots.shape[2:], len(slots) - 2
             spare, dx = torch.empty_like(slots[:3]), torch.empty_like(before)
-            cut = CUTS[C]
+            cut = CUTS[slots.dtype, C]
             arguments = (g, slots, before, ctx.std, stage.first_back, stage.back, spare, dx)
-            sizes = (BH, BW, B, H, W, C, layers, n == 0, n == len(kept) - 1, cut.pixels, cut.pairs)
+            sizes = (BH, BW, B, H, W, C, layers, n == 0, n == len(kept) - 1, cut.pixels, cut.taps, cut.pairs)
             triton_resnet.stage_backward[(N,)](*arguments, slots[0].numel(), *sizes, num_warps=cut.warps, num_stages=1)
             g = dx
         return g, None, None, None

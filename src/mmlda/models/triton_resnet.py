@@ -22,13 +22,15 @@ except ImportError:  # the module can be imported, but not run
 
 
 @jit
-def _product(x, weight, row, col, live, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, D: tl.constexpr):
+def _product(
+    x, weight, row, col, live, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, D: tl.constexpr, TAPS: tl.constexpr
+):
     """Correlate an image x [H, W, C] with a filter [9, C, D] whose first tap lies at (row, col): [pixels, D]."""
     d = tl.arange(0, D)
     base = (row * W + col) * C
     acc = tl.zeros([row.shape[0], D], tl.float32)
-    for first in tl.static_range(0, 9, 8):  # eight taps at once, then the ninth
-        k = tl.arange(0, 8 * C if first == 0 else C)
+    for first in tl.static_range(0, 9, TAPS):  # with TAPS = 8: eight at once, then the ninth
+        k = tl.arange(0, TAPS * C if first + TAPS <= 9 else C)
         tap = first + k // C
         kh, kw = tap // 3, tap % 3
         h, w = row[:, None] + kh[None, :], col[:, None] + kw[None, :]
@@ -57,12 +59,12 @@ def _pairs(x, weight, m, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr):
 
 
 @jit
-def _layer(x, weight, m, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, PAIRS: tl.constexpr):
+def _layer(x, weight, m, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, TAPS: tl.constexpr, PAIRS: tl.constexpr):
     """Correlate an image x [H, W, C] with a filter from C to C channels, at pixels or pairs m."""
     if PAIRS:
         return _pairs(x, weight, m, H, W, C)
     else:
-        return _product(x, weight, m // W - 1, m % W - 1, m < H * W, H, W, C, C)
+        return _product(x, weight, m // W - 1, m % W - 1, m < H * W, H, W, C, C, TAPS)
 
 
 @jit
@@ -90,6 +92,7 @@ def stage_forward(
     LAYERS: tl.constexpr,
     STEM: tl.constexpr,
     BLOCK: tl.constexpr,
+    TAPS: tl.constexpr,
     PAIRS: tl.constexpr,
 ):
     """Fill the slots of a stage from `before` [N, BH, BW, B]: the images of the network, or the last slot before."""
@@ -116,7 +119,7 @@ def stage_forward(
             acc = tl.dot(_rounded(a, kind), _rounded(b, kind))
         else:
             row, col = m // W * 2, m % W * 2
-            acc = _product(before, first, row - 1, col - 1, m < H * W, BH, BW, B, C)
+            acc = _product(before, first, row - 1, col - 1, m < H * W, BH, BW, B, C, TAPS)
             c = d - (C - B) // 2
             known = live & ((c >= 0) & (c < B))[None, :]
             s = tl.load(before + ((row * BW + col) * B)[:, None] + c[None, :], mask=known, other=0.0)
@@ -129,7 +132,7 @@ def stage_forward(
             m = start + tl.arange(0, BLOCK // SIDE)
             live = (m < H * W // SIDE)[:, None]
             place = m[:, None] * (SIDE * C) + ds[None, :]
-            acc = _layer(slots + slot, weights, m, H, W, C, PAIRS)
+            acc = _layer(slots + slot, weights, m, H, W, C, TAPS, PAIRS)
             acc += tl.load(shifts + ds % C)[None, :]
             if layer % 2 == STEM:
                 acc += tl.load(slots + place, mask=live, other=0.0).to(tl.float32)
@@ -161,6 +164,7 @@ def stage_backward(
     STEM: tl.constexpr,
     POOLED: tl.constexpr,
     BLOCK: tl.constexpr,
+    TAPS: tl.constexpr,
     PAIRS: tl.constexpr,
 ):
     """The gradient `dx` in `before` [N, BH, BW, B] from that in the last slot, `g` [N, H, W, C].
@@ -197,7 +201,7 @@ def stage_backward(
             live = (m < H * W // SIDE)[:, None]
             place = m[:, None] * (SIDE * C) + ds[None, :]
             source = spare + (layer + 2) % 3 * slot
-            acc = _layer(source, weights, m, H, W, C, PAIRS)
+            acc = _layer(source, weights, m, H, W, C, TAPS, PAIRS)
             if ((layer + 1) % 2 == STEM) & (back > 0):
                 acc += tl.load(spare + layer % 3 * slot + place, mask=live, other=0.0).to(tl.float32)
             acc = tl.where(tl.load(slots + place, mask=live, other=0.0) > 0, acc, 0.0)
@@ -209,7 +213,7 @@ def stage_backward(
         e = tl.arange(0, 16)  # B, padded
         for start in range(0, H * W, BLOCK):
             m = start + tl.arange(0, BLOCK)
-            acc = _product(spare + slot, first, m // W - 1, m % W - 1, m < H * W, H, W, C, 16)
+            acc = _product(spare + slot, first, m // W - 1, m % W - 1, m < H * W, H, W, C, 16, TAPS)
             known = (m < H * W)[:, None] & (e < B)[None, :]
             acc = acc / tl.load(std + e, mask=e < B, other=1.0)[None, :]
             tl.store(dx + m[:, None] * B + e[None, :], acc, mask=known)
