@@ -3,12 +3,15 @@
     python tools/robust_networks.py train --data cifar10 --root DATA --runs RUNS --out NETWORKS
     python tools/robust_networks.py attack --data cifar10 --root DATA --networks NETWORKS --out RECORDS
     python tools/robust_networks.py compare --data cifar10 --records RECORDS
+    python tools/robust_networks.py ship --data cifar10 --root DATA --networks NETWORKS --records RECORDS
 
 `train` trains the recipes DATA-sr-robust and DATA-mmlda-robust together; stopped by Ctrl-C (or `timeout -s INT`) it
 saves, and the same call resumes. The networks are kept in float16, as they ship, and it is these files that `attack`
 measures: on all test images, clean, under AutoAttack's standard version (pyautoattack) and under `WorstCase`. Each
 network and attack is one JSON file with the outcome of every image; what is there is not measured again, and nothing is
 started after `--minutes`. `compare` prints the accuracies and the paired difference of the heads with its interval.
+`ship` puts seed 0 of each head, chosen before any was measured, into the package, and an entry in RobustBench's format
+into results/robustbench.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import base64
 import dataclasses
 import importlib.metadata
 import json
+import shutil
 import statistics
 import time
 from pathlib import Path
@@ -27,9 +31,11 @@ import torch
 from robust_search import EPS, keep_network, load_network
 
 import mmlda
+from mmlda import zoo
 from mmlda._utils.files import write_json
 from mmlda.results import code_version, device_name, versions
 
+ROBUSTBENCH = Path(__file__).parent.parent / "results" / "robustbench"
 HEADS = {"sr": "softmax", "mmlda": "mmlda"}
 
 
@@ -138,15 +144,50 @@ def compare(options: argparse.Namespace) -> None:
         print(f"difference {100 * pairs.mean():+.2f} points [{100 * low:+.2f}, {100 * high:+.2f}], seeds {seeds}")
 
 
+def ship(options: argparse.Namespace) -> None:
+    """Copy seed 0 of each head into the package with its description; write what RobustBench asks about it."""
+    train, test = mmlda.data.load(options.data, options.root)
+    for head, kind in HEADS.items():
+        name = f"{options.data}-{head}-robust"
+        source = options.networks / f"{name}-0"
+        trained = json.loads((options.networks / f"{name}-0.trained.json").read_text())
+        found = [json.loads(path.read_text()) for path in sorted(options.records.glob(f"{name}-0-*.json"))]
+        model = load_network(source).eval()
+        clean = mmlda.accuracy(model, test)
+        shape = [4, *test.shape]
+        with torch.no_grad():
+            logits = model(torch.rand(shape, generator=torch.Generator().manual_seed(0)))
+        card = {"format": 1, "name": name, "model": model.config, "recipe": trained["recipe"], "data": options.data}
+        card |= {"classes": list(test.classes), "part": None, "train_images": len(train), "test_images": len(test)}
+        card |= {"train_sha256": train.digest(), "test_sha256": test.digest(), "loss": trained["loss"]}
+        card |= {"accuracy": clean.accuracy, "balanced_accuracy": clean.balanced, "per_class": list(clean.per_class)}
+        card |= {"seconds": trained["seconds"], "trained_together": trained["trained_together"]}
+        card |= {"robust": [{key: r[key] for key in ("attack", "eps", "n", "robust", "versions")} for r in found]}
+        card |= {"versions": trained["versions"], "commit": trained["commit"], "stored": "float16"}
+        card["probe"] = {"seed": 0, "shape": shape, "logits": logits.tolist()}
+        write_json(zoo.FOLDER / f"{name}.json", card)
+        shutil.copyfile(source.with_suffix(".safetensors"), zoo.FOLDER / f"{name}.safetensors")
+        for r in found:
+            if r["attack"] != "autoattack":
+                continue
+            entry = {"link": "https://arxiv.org/abs/1802.09308", "name": f"mmlda: {name}", "venue": "N/A"}
+            entry |= {"authors": "the authors of mmlda", "additional_data": False, "number_forward_passes": 1}
+            entry |= {"dataset": options.data, "threat_model": "Linf", "eps": f"{r['eps']:.6g}"}
+            entry |= {"architecture": f"Resnet-32, {kind} head", "clean_acc": f"{100 * r['clean'] / r['n']:.2f}"}
+            entry |= {"reported": None, "autoattack_acc": f"{100 * r['robust'] / r['n']:.2f}", "unreliable": False}
+            write_json(ROBUSTBENCH / options.data / "Linf" / f"{name}-{r['eps']:.4f}.json", entry)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
-    for command in (train, attack, compare):
+    for command in (train, attack, compare, ship):
         sub = commands.add_parser(command.__name__)
         sub.set_defaults(command=command)
         sub.add_argument("--data", default="cifar10", choices=list(EPS))
         if command is not compare:
             sub.add_argument("--root", required=True)
+        if command in (train, attack):
             sub.add_argument("--out", type=Path, required=True)
             sub.add_argument("--device", default="cuda")
         if command is train:
@@ -154,13 +195,14 @@ def main() -> None:
             sub.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[0, 1, 2])
             sub.add_argument("--heads", type=lambda text: text.split(","), default=list(HEADS))
             sub.add_argument("--steps", type=int, help="another length than the recipe's")
-        if command is attack:
+        if command in (attack, ship):
             sub.add_argument("--networks", type=Path, required=True)
+        if command is attack:
             sub.add_argument("--attacks", type=lambda text: text.split(","), default=["worst", "autoattack"])
             sub.add_argument("--n", type=int, default=10_000)
             sub.add_argument("--batch", type=int, default=2500)
             sub.add_argument("--minutes", type=float, default=60.0)
-        if command is compare:
+        if command in (compare, ship):
             sub.add_argument("--records", type=Path, required=True)
     options = parser.parse_args()
     options.command(options)
