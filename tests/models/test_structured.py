@@ -27,7 +27,7 @@ from mmlda.theory.codes import hadamard
 from mmlda.training import Recipe
 from mmlda.training.step import Batches, Objective, Step, Tally, make_optimizer
 
-# Parts of codes and whole ones: Kerdock with and without the standard basis, padded, Delsarte-Goethals, Gold.
+# Parts of codes and whole ones: Kerdock with and without the standard basis, padded, punctured; others.
 SIZES = [
     (24, 4),
     (288, 16),
@@ -39,6 +39,8 @@ SIZES = [
     (1999, 32),
     (4224, 64),
     (5000, 64),
+    (3000, 61),
+    (2601, 51),
 ]
 SMALL = (281, 20)
 

@@ -186,8 +186,8 @@ class MaxMahalanobisHead(Head):
         """
         if not self.structured:
             return self.means.index_select(0, classes)
-        mu = structured.rows(classes, self.signs, self.scale)
-        return F.pad(mu, (0, self.dim - mu.shape[1]))
+        mu = structured.rows(classes, self.signs, self._unpunctured(self.scale))
+        return F.pad(mu, (0, self.dim - mu.shape[1]))  # or cut, if the code is punctured
 
     def loss_and_hits(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Cross-entropy `[N]`, and whether y is the predicted class `[N]`, in one pass over the classes."""
@@ -229,8 +229,13 @@ class MaxMahalanobisHead(Head):
     def _coded(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """The arguments of `structured`'s functions. The products are copies, which DDP may not rewrite."""
         dtype = torch.promote_types(torch.promote_types(z.dtype, self.scale.dtype), torch.float32)
-        weight, bias = (self.scale * self.precision).to(dtype), self.log_priors.to(dtype, copy=True)
-        return z[:, : self.signs.shape[1]].to(dtype), self.signs, self.core, weight, bias
+        weight = (self._unpunctured(self.scale) * self.precision).to(dtype)
+        z = F.pad(z.to(dtype), (0, self.signs.shape[1] - self.dim))  # or cut, if dimensions are left over
+        return z, self.signs, self.core, weight, self.log_priors.to(dtype, copy=True)
+
+    def _unpunctured(self, scale: Tensor) -> Tensor:
+        """The norm of the code's means before coordinates were dropped."""
+        return scale * math.sqrt(max(1.0, self.signs.shape[1] / self.dim))
 
     def _soft_loss(self, z: Tensor, y: Tensor) -> Tensor:
         with torch.no_grad():

@@ -7,9 +7,9 @@ transform of `s * z`, and those of the opposite rows are the negative. A basis c
 The cross-entropy goes over the bases in blocks, with a running maximum, sum of exponentials and mean direction, as
 flash attention does. Logits `[N, L]` are never stored, and the backward pass is a single product.
 
-Throughout, `z` is `[N, p]` with p the size of the code; `signs` int8 `[bases, p]`, without the standard basis, which
-comes last where the classes need one more; `core` the matrix of `core_matrix`; `weight` the factor of the unit vectors,
-precision * sqrt(C); and `bias` the log priors `[L]`.
+Throughout, `z` is `[N, p]` with p the size of the code, padded with zeros if that is punctured; `signs` int8
+`[bases, p]`, without the standard basis, which comes last where the classes need one more; `core` the matrix of
+`core_matrix`; `weight` the factor of the unit vectors, precision * sqrt(C); and `bias` the log priors `[L]`.
 """
 
 from __future__ import annotations

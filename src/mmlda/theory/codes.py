@@ -10,6 +10,9 @@ rank gives a code: every basis with both signs, and the standard basis.
 - Level r of both adds the forms Tr(b_j x^(2^j + 1)) for r more j (Delsarte and Goethals): p / 2 or p times as many
   means per level, at twice the cosine, up to 1/2.
 
+For other p, a code in 2^m > p dimensions without the standard basis is punctured: its last 2^m - p coordinates are
+dropped. Every entry has the same size, so the norms stay equal.
+
 Class k has the basis `k // 2p`, the row `k % 2p // 2` and the sign `(-1)^k`; the standard basis is last. The code of
 one level starts with that of the level before it.
 """
@@ -38,6 +41,8 @@ class BinaryCode:
         Logarithm of the dimension, 2 to 16.
     level
         Number of times the cosine was doubled to make room for more means.
+    dropped
+        Coordinates dropped from the end of each mean, which leaves no room for the standard basis.
 
     Examples
     --------
@@ -52,22 +57,24 @@ class BinaryCode:
     num_classes: int
     m: int
     level: int = 0
+    dropped: int = 0
 
     @property
     def size(self) -> int:
-        """Dimension 2^m."""
+        """Dimension 2^m, before any are dropped."""
         return 1 << self.m
 
     @property
     def name(self) -> str:
         """Name of the construction."""
-        if self.level:
-            return "Delsarte-Goethals"
-        return "Gold" if self.m % 2 else "Kerdock"
+        name = "Delsarte-Goethals" if self.level else "Gold" if self.m % 2 else "Kerdock"
+        return f"punctured {name}" if self.dropped else name
 
     @property
     def max_cosine(self) -> float:
-        """Largest cosine of the whole code; the first L means may stay below it."""
+        """Largest cosine; an upper bound for punctured codes with more than 2^14 sqrt(2^m) means."""
+        if self.dropped:
+            return _punctured_cosine(self.m, self.level, self.bases, self.dropped)
         return _cosine(self.m, self.level)
 
     @property
@@ -98,7 +105,7 @@ class BinaryCode:
         norm
             Norm of each mean.
         dim
-            Columns, the last of them 0 (default: 2^m).
+            Columns, the last of them 0 (default: 2^m - dropped).
         dtype
             Of the result.
 
@@ -107,13 +114,14 @@ class BinaryCode:
         ndarray
             Means `[L, dim]`.
         """
-        size, dim = self.size, dim or self.size
+        size, used = self.size, self.size - self.dropped
+        dim = dim or used
         # Written once, in the order of memory: most of the time goes into the system's new pages.
         out: np.ndarray = np.zeros((self.bases, size, 2, dim), dtype)
-        basis: np.ndarray = (norm / math.sqrt(size) * hadamard(size)).astype(dtype)
-        for signs, rows in zip(self.signs().astype(dtype), out):
-            np.multiply(basis, signs, out=rows[:, 0, :size])
-            np.negative(rows[:, 0, :size], out=rows[:, 1, :size])
+        basis: np.ndarray = (norm / math.sqrt(used) * hadamard(size)[:, :used]).astype(dtype)
+        for signs, rows in zip(self.signs()[:, :used].astype(dtype), out):
+            np.multiply(basis, signs, out=rows[:, 0, :used])
+            np.negative(rows[:, 0, :used], out=rows[:, 1, :used])
         if self.standard:
             out[-1, :, 0, :size], out[-1, :, 1, :size] = norm * np.eye(size), -norm * np.eye(size)
         return out.reshape(-1, dim)[: self.num_classes]
@@ -141,9 +149,9 @@ def capacity(m: int, level: int = 0) -> int:
 
 
 def binary_code(num_classes: int, dim: int) -> BinaryCode | None:
-    """Choose the code with the smallest largest cosine for L means in at most p dimensions.
+    """Choose the code with the smallest largest cosine for L means in at most p dimensions, or punctured to p.
 
-    Among equal ones, the code in the most dimensions is chosen.
+    Among equal ones, the code in the most dimensions is chosen, and a punctured one last.
 
     Parameters
     ----------
@@ -160,7 +168,7 @@ def binary_code(num_classes: int, dim: int) -> BinaryCode | None:
     Examples
     --------
     >>> binary_code(1_000_000, 1024)
-    BinaryCode(num_classes=1000000, m=10, level=0)
+    BinaryCode(num_classes=1000000, m=10, level=0, dropped=0)
     >>> binary_code(10_000, 100).max_cosine, binary_code(1_000_000, 16)
     (0.25, None)
     """
@@ -170,7 +178,15 @@ def binary_code(num_classes: int, dim: int) -> BinaryCode | None:
         for level in range(_levels(m))
         if capacity(m, level) >= num_classes
     ]
-    return min(fitting, key=lambda code: code.max_cosine, default=None)
+    best = min(fitting, key=lambda code: code.max_cosine, default=None)
+    limit = best.max_cosine if best else 1.0
+    m = dim.bit_length()
+    level = next((level for level in range(_levels(m)) if _forms(m, level) << m + 1 >= num_classes), None)
+    if level is not None and m <= 16:
+        punctured = BinaryCode(num_classes, m, level, (1 << m) - dim)
+        if punctured.dropped / dim < limit and punctured.max_cosine < limit:  # the first is the cosine within a basis
+            return punctured
+    return best
 
 
 @dataclass(frozen=True)
@@ -282,6 +298,28 @@ def hadamard(size: int) -> np.ndarray:
 
 def _cosine(m: int, level: int) -> float:
     return 2.0 ** (level - m // 2)  # m even: 2^level / sqrt(p); m odd: 2^level sqrt(2 / p)
+
+
+@functools.cache
+def _punctured_cosine(m: int, level: int, bases: int, dropped: int) -> float:
+    """Largest cosine of the first bases without their last coordinates, by transforms of every pair's product.
+
+    It is attained by any number of means that needs so many bases. Where there are too many pairs, this is a bound.
+    """
+    dim, largest = (1 << m) - dropped, dropped  # within a basis: rows that differ in the last half only
+    bound = round(2**m * _cosine(m, level)) + dropped
+    if bases * bases << m > 1 << 26:
+        return bound / dim
+    signs = _signs(m, level, bases).astype(np.float32)  # every sum is a small integer, so exact
+    signs[:, dim:] = 0
+    a, b = (hadamard(1 << k).astype(np.float32) for k in (m // 2, m - m // 2))  # H = a (x) b
+    for i in range(1, bases):
+        if largest == bound:
+            break
+        half = (signs[:i] * signs[i]).reshape(-1, len(b)) @ b
+        whole = half.reshape(i, len(a), len(b)).swapaxes(1, 2).reshape(-1, len(a)) @ a
+        largest = max(largest, int(np.abs(whole).max()))
+    return largest / dim
 
 
 def _levels(m: int) -> int:
