@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mmlda._utils.checks import check_choice, invalid
+from mmlda._utils.checks import check_choice, damaged, invalid
 from mmlda._utils.files import read_json, write_json
 from mmlda._utils.settings import typed
 from mmlda.data import ImageData, holdout, load, stratified
@@ -177,7 +177,7 @@ def _earlier(out: str | Path | None) -> dict[str, Any]:
         source = read_json(path) if path.is_file() else {"data": about["data"]["name"]}
         typed(SOURCE, source)
     except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}); choose another folder") from None
+        raise damaged(path, "as a run writes it (or choose another folder)", f"a damaged one ({error})") from None
     return {"fine_tuned": False, **source, "recipe": Recipe.from_dict(about["recipe"]), "model": about.get("model")}
 
 
