@@ -62,6 +62,18 @@ def _records(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*.json"), reverse=True)  # newest first
 
 
+def last_step(folder: Path) -> int:
+    """The step of the newest checkpoint whose record can be read; 0 if there is none."""
+    for path in _records(folder):
+        try:
+            record = read_json(path)
+            typed(RECORD, record)
+            return int(record["step"])
+        except (OSError, ValueError, KeyError):
+            continue
+    return 0
+
+
 def newest(folder: str | Path, about: dict[str, Any] | None = None) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     """The newest checkpoint that is complete, unaltered and of the run `about`, as (tensors, record); None if none is.
 

@@ -199,7 +199,7 @@ def _images(
 
 def _announce(out: Path, before: dict[str, Any], recipe: Recipe, data: ImageData) -> None:
     """Report on standard error whether a run is new, resumed or finished, since a mistyped folder starts a new one."""
-    step = max((int(path.stem.removeprefix("step-")) for path in out.glob("step-*.json")), default=0)
+    step = checkpoints.last_step(out)
     what = f"{len(data):,} images of {data.name}, {int((data.counts > 0).sum())} of {data.num_classes} classes"
     if not before:
         state = f"new run, {recipe.steps:,} steps on {what}"
