@@ -83,7 +83,7 @@ def test_a_slow_attack_is_seen_to_go_on_and_damaged_work_is_named(tmp_path):
         f"images-{start:06d}.safetensors" for start in (0, 50, 100)
     ]
     (tmp_path / "work.json").write_text("{")
-    with pytest.raises(ValueError, match=r"work\.json is damaged"):
+    with pytest.raises(ValueError, match=r"work\.json must be whole"):
         attack_images(model, test, attack, out=tmp_path, n=120, picture=False, show=False)
 
 

@@ -59,9 +59,9 @@ def test_two_cifars_beside_each_other(tmp_path):
 @pytest.mark.parametrize(
     "content, words",
     [
-        (cifar100_bin(*batch(3))[:-1], "train.bin holds 9221 bytes, expected a multiple of 3074"),
-        (bytes([20, 0]) + bytes(3072), r"train.bin has a label 20, expected 0 to 19 \(not CIFAR-100\?\)"),
-        (bytes([0, 100]) + bytes(3072), "train.bin has a label 100, expected 0 to 99"),
+        (cifar100_bin(*batch(3))[:-1], "train.bin must be a multiple of 3074 bytes, got 9221"),
+        (bytes([20, 0]) + bytes(3072), r"train.bin must be CIFAR-100, with labels 0 to 19, got 20"),
+        (bytes([0, 100]) + bytes(3072), "train.bin must be CIFAR-100, with labels 0 to 99, got 100"),
     ],
 )
 def test_damaged_files(tmp_path, content, words):
@@ -70,7 +70,7 @@ def test_damaged_files(tmp_path, content, words):
     with pytest.raises(ValueError, match=words):
         load(tmp_path)
     (tmp_path / "test.bin").unlink()
-    with pytest.raises(ValueError, match=r"is not a whole CIFAR-100: test\.bin missing"):
+    with pytest.raises(ValueError, match=r"must be a whole CIFAR-100, got one without test\.bin"):
         load(tmp_path)
 
 

@@ -30,15 +30,15 @@ def damaged(values):
     whole = idx_bytes(values)
     yield "truncated", whole[:-1]
     yield "truncated", whole[:9]
-    yield "not an IDX", b""
-    yield "not an IDX", b"\0\0\x08"
-    yield "not an IDX", b"\x01" + whole[1:]
-    yield "not an IDX", whole[:2] + b"\x0d" + whole[3:]  # floats
-    yield "not an IDX", whole[:3] + b"\x00" + whole[4:]
-    yield "not an IDX", whole[:3] + b"\xff" + whole[4:]
+    yield "must be an IDX file", b""
+    yield "must be an IDX file", b"\0\0\x08"
+    yield "must be an IDX file", b"\x01" + whole[1:]
+    yield "must be an IDX file", whole[:2] + b"\x0d" + whole[3:]  # floats
+    yield "must be an IDX file", whole[:3] + b"\x00" + whole[4:]
+    yield "must be an IDX file", whole[:3] + b"\xff" + whole[4:]
     yield "after its last value", whole + b"\0"
-    yield "promises", b"\0\0\x08\x03" + struct.pack(">3I", 0, 2**32 - 1, 2**32 - 1)
-    yield "promises", b"\0\0\x08\x03" + struct.pack(">3I", 2**32 - 1, 2**32 - 1, 2**32 - 1)
+    yield "false header", b"\0\0\x08\x03" + struct.pack(">3I", 0, 2**32 - 1, 2**32 - 1)
+    yield "false header", b"\0\0\x08\x03" + struct.pack(">3I", 2**32 - 1, 2**32 - 1, 2**32 - 1)
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
@@ -67,7 +67,7 @@ def test_idx_bomb_is_not_unpacked(tmp_path, monkeypatch):
     monkeypatch.setattr(formats, "LIMIT", 1 << 20)
     path = tmp_path / "bomb.gz"
     path.write_bytes(gzip.compress(idx_bytes(np.zeros((2, 1024, 1024), np.uint8))))
-    with pytest.raises(ValueError, match="promises 2097152 bytes"):
+    with pytest.raises(ValueError, match=r"got .* 2097152 bytes"):
         formats.read_idx(path)
     # A small promise and much behind it: only one byte more than promised is read.
     path.write_bytes(gzip.compress(idx_bytes(np.zeros((2, 2, 2), np.uint8)) + bytes(10 << 20)))
@@ -79,7 +79,7 @@ def test_a_small_gzip_can_not_fill_the_memory(tmp_path, monkeypatch):
     path = tmp_path / "bomb.gz"
     monkeypatch.setattr(formats, "SMALL", 1 << 20)
     path.write_bytes(gzip.compress(idx_bytes(np.zeros((1 << 21,), np.uint8))))
-    with pytest.raises(ValueError, match=r"promises 2097152 bytes, and 1048576 are allowed \(MMLDA_DATA_LIMIT\)"):
+    with pytest.raises(ValueError, match=r"at most 1048576 bytes \(MMLDA_DATA_LIMIT\), got .* 2097152 bytes"):
         formats.read_idx(path)
     monkeypatch.setenv("MMLDA_DATA_LIMIT", str(1 << 21))
     assert formats.read_idx(path).shape == (1 << 21,)
@@ -110,7 +110,7 @@ def test_tar_files(tmp_path):
 def test_tar_members_stay_in_the_folder(tmp_path, name):
     path = tmp_path / "x.tar.gz"
     path.write_bytes(tar_bytes([(name, b"x")]))
-    with pytest.raises(ValueError, match="leave the folder"):
+    with pytest.raises(ValueError, match="must be inside the folder"):
         list(formats.tar_files(path))
 
 
@@ -121,7 +121,7 @@ def test_tar_members_are_files(tmp_path, kind):
         info = tarfile.TarInfo("data_batch_1.bin")
         info.type, info.linkname = kind, "/etc/passwd"
         tar.addfile(info)
-    with pytest.raises(ValueError, match="not a regular file"):
+    with pytest.raises(ValueError, match="must be a regular file"):
         list(formats.tar_files(path))
 
 
@@ -129,10 +129,10 @@ def test_tar_bomb_and_cut_tar(tmp_path):
     path = tmp_path / "x.tar.gz"
     whole = tar_bytes([("zeros", bytes(10 << 20)), ("more", rng.bytes(10000))])
     path.write_bytes(whole)
-    with pytest.raises(ValueError, match="allowed"):
+    with pytest.raises(ValueError, match="at most the 1048576 bytes allowed"):
         list(formats.tar_files(path, limit=1 << 20))
     path.write_bytes(tar_bytes([(str(i), bytes(1 << 19)) for i in range(4)]))  # small members, too many of them
-    with pytest.raises(ValueError, match="allowed"):
+    with pytest.raises(ValueError, match=r"unpacks to at most|bytes allowed"):
         list(formats.tar_files(path, limit=1 << 20))
     for cut in (whole[:-3000], whole[:100], b"no tar at all", b""):
         path.write_bytes(cut)
@@ -149,7 +149,7 @@ def test_tar_headers_that_tarfile_stumbles_over(tmp_path, headers):
         content += header.tobuf() + text.ljust(512, b"\0")
     path = tmp_path / "x.tar"
     path.write_bytes(content + tarfile.TarInfo("a").tobuf() + bytes(1024))
-    with pytest.raises(ValueError, match=f"{path} is not a whole tar archive"):
+    with pytest.raises(ValueError, match=f"{path} must be a whole tar archive"):
         list(formats.tar_files(path))
 
 
@@ -182,7 +182,7 @@ def test_cifar_records():
     for content in (b"", cifar_bin(images, labels)[:-1], cifar_bin(images, labels) + b"\0"):
         with pytest.raises(ValueError, match=r"some/batch.*3073"):
             formats.cifar_records(content, "some/batch")
-    with pytest.raises(ValueError, match="label 10"):
+    with pytest.raises(ValueError, match="labels 0 to 9, got 10"):
         formats.cifar_records(bytes([10]) + bytes(3072), "batch")
 
 
@@ -227,7 +227,7 @@ def test_pickles_can_not_act(tmp_path, protocol):
         Evil(np.fromfile, "/etc/passwd"),
     ):
         content = pickle.dumps({b"data": evil, b"labels": [0]}, protocol=protocol)
-        with pytest.raises(ValueError, match=r"batch is not a CIFAR-10 batch: the pickle asks for .* not allowed"):
+        with pytest.raises(ValueError, match=r"batch must be a CIFAR-10 batch, got .* a call of"):
             formats.cifar_pickle(content, "batch")
         assert not proof.exists()
 
@@ -255,7 +255,7 @@ BOMBS = {
 @pytest.mark.parametrize("name", BOMBS)
 def test_pickles_can_not_take_memory_or_make_objects(name):
     tracemalloc.start()
-    with pytest.raises(ValueError, match="batch is not a CIFAR-10 batch"):
+    with pytest.raises(ValueError, match="batch must be a CIFAR-10 batch"):
         formats.cifar_pickle(BOMBS[name], "batch")
     assert tracemalloc.get_traced_memory()[1] < 100e6
     tracemalloc.stop()
@@ -263,7 +263,7 @@ def test_pickles_can_not_take_memory_or_make_objects(name):
 
 def test_pickles_can_not_make_object_pointers_of_their_bytes():
     for name, what in (("object pointers", "ndarray"), ("object dtype", "dtype")):
-        with pytest.raises(ValueError, match=f"asks for numpy.{what} with these arguments, which is not allowed"):
+        with pytest.raises(ValueError, match=f"got a call of numpy.{what}"):
             formats.cifar_pickle(BOMBS[name], "batch")
 
 
@@ -292,7 +292,7 @@ def test_pickles_that_are_no_batch():
 def test_cifar_needs_all_its_batches(tmp_path):
     for i in range(1, 6):
         (tmp_path / f"data_batch_{i}.bin").write_bytes(cifar_bin(*images_and_labels(2)))
-    with pytest.raises(ValueError, match=r"test_batch\.bin missing"):
+    with pytest.raises(ValueError, match=r"got one without test_batch\.bin"):
         formats.read_cifar(tmp_path)
 
 
@@ -304,17 +304,17 @@ def test_images_that_do_not_fit(tmp_path):
     odd = tmp_path / "a" / "1.png"
     folders = [tmp_path / "a"]
     save(odd, np.zeros((5, 4), np.uint8))
-    with pytest.raises(ValueError, match=f"{odd} is 4 x 5, expected 5 x 4"):
+    with pytest.raises(ValueError, match=f"{odd} must be 5 x 4, .* got 4 x 5"):
         formats.read_images(folders)
     save(odd, np.zeros((4, 5), np.uint16))
-    with pytest.raises(ValueError, match=f"{odd} has more than 8 bits"):
+    with pytest.raises(ValueError, match=f"{odd} must be an image of 8 bits"):
         formats.read_images(folders)
     odd.write_bytes(b"not a picture")
-    with pytest.raises(ValueError, match=f"{odd} can't be read"):
+    with pytest.raises(ValueError, match=f"{odd} must be an image"):
         formats.read_images(folders)
     save(odd, rng.integers(0, 256, (4, 5), np.uint8))
     odd.write_bytes(odd.read_bytes()[:-30])
-    with pytest.raises(ValueError, match=f"{odd} can't be read"):
+    with pytest.raises(ValueError, match=f"{odd} must be an image"):
         formats.read_images(folders)
 
 
@@ -338,7 +338,7 @@ def test_a_flipped_bit_of_a_png_is_noticed(tmp_path):
 def test_pictures_of_other_kinds_are_refused(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "x.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n")
-    with pytest.raises(ValueError, match="can't be read as an image: cannot identify"):  # it would start Ghostscript
+    with pytest.raises(ValueError, match=r"must be an image, got .*cannot identify"):  # it would start Ghostscript
         formats.read_images([tmp_path / "a"])
 
 
@@ -346,14 +346,14 @@ def test_one_huge_image_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(formats, "PIXELS", 1000)
     monkeypatch.setattr(formats, "SMALL", 16_000)
     save(tmp_path / "a" / "0.png", np.zeros((40, 40), np.uint8))
-    with pytest.raises(ValueError, match="is 40 x 40, expected at most 1000 pixels"):
+    with pytest.raises(ValueError, match=r"at most 1000 pixels .*, got 40 x 40"):
         formats.read_images([tmp_path / "a"])
 
 
 def test_images_too_many_for_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(formats, "LIMIT", 1000)
     save(tmp_path / "a" / "0.png", np.zeros((40, 40), np.uint8))
-    with pytest.raises(ValueError, match="don't fit in 1000 bytes"):
+    with pytest.raises(ValueError, match="must be images of 1000 bytes in all"):
         formats.read_images([tmp_path / "a"])
 
 

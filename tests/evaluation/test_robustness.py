@@ -138,7 +138,7 @@ def test_a_chunk_copied_from_elsewhere_is_done_again(model, digits, tmp_path):
     name, other = "images-000000.safetensors", "images-000020.safetensors"
     for source in (tmp_path / "b" / name, tmp_path / "a" / other):  # of other work, and of other images
         (tmp_path / "a" / name).write_bytes(source.read_bytes())
-        with pytest.warns(UserWarning, match="belongs to other work or another place"):
+        with pytest.warns(UserWarning, match="must be a chunk of this work and place, got another"):
             assert attacked(0.1, "a").numbers == first.numbers
 
 
@@ -154,7 +154,7 @@ def test_a_chunk_with_a_flipped_bit_is_done_again(model, digits, tmp_path):
             )
         assert replace(again, seconds=0) == replace(first, seconds=0)
     save_file(load_file(path), path)  # without a checksum, as older versions wrote it
-    with pytest.warns(UserWarning, match="it has no checksum"):
+    with pytest.warns(UserWarning, match="got no SHA-256"):
         attack_images(model, digits[1], BIM(eps=0.1), out=tmp_path, n=40, chunk=20, picture=False, show=False)
 
 

@@ -75,7 +75,7 @@ def test_a_truncated_or_altered_network_is_refused_and_made_again_from_the_check
 def test_only_damaged_checkpoints_is_an_error_not_a_fresh_start(tmp_path):
     checkpoints.save(tmp_path, 3, {"a": torch.ones(3)}, {})
     (tmp_path / "step-00000003.safetensors").write_bytes(b"")
-    with pytest.warns(UserWarning), pytest.raises(ValueError, match="no checkpoint can be used"):
+    with pytest.warns(UserWarning), pytest.raises(ValueError, match="must be a folder with a whole checkpoint"):
         checkpoints.newest(tmp_path)
 
 

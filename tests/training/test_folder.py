@@ -135,7 +135,7 @@ def test_a_run_json_is_checked_before_anything_is_built_from_it(digits, tmp_path
         about["sha256"] = json_digest(about)
     path.write_text(json.dumps(about))
     for call in (lambda: train(digits[0], out=tmp_path), lambda: mmlda.load(tmp_path)):
-        with pytest.raises(ValueError, match=f"run.json is damaged .*{words}"):
+        with pytest.raises(ValueError, match=f"run.json must be as a run writes it .*{words}"):
             call()
 
 
@@ -146,11 +146,11 @@ def test_checkpoints_and_networks_of_another_run_are_refused(digits, tmp_path):
     break_off(digits[0], other, tmp_path / "b", 18, checkpoint_every=6)
     for path in (tmp_path / "b").glob("step-00000018*"):
         shutil.copy(path, tmp_path / "a")
-    with pytest.warns(UserWarning, match="checkpoint refused: .*18.json: it belongs to another run"):
+    with pytest.warns(UserWarning, match="checkpoint refused: .*18.json: it must be part of this run"):
         assert same(train(digits[0], out=tmp_path / "a")[0], whole)
     train(digits[0], other, out=tmp_path / "b")
     shutil.copy(tmp_path / "b" / "model.safetensors", tmp_path / "a")
-    with pytest.warns(UserWarning, match="network refused: .*it belongs to another run"):
+    with pytest.warns(UserWarning, match="network refused: .*it must be part of this run"):
         assert same(weights(mmlda.load(tmp_path / "a")), whole)
 
 
@@ -159,7 +159,7 @@ def test_the_start_of_another_fine_tuning_is_another_run(digits, tmp_path):
         break_off(digits[0], QUICK, tmp_path / str(seed), 12 + 6 * seed, build(SMALL, seed=seed), checkpoint_every=6)
     for path in (tmp_path / "1").glob("step-00000018*"):
         shutil.copy(path, tmp_path / "0")
-    with pytest.warns(UserWarning, match="it belongs to another run"):
+    with pytest.warns(UserWarning, match="it must be part of this run"):
         train(digits[0], out=tmp_path / "0")
 
 
@@ -243,7 +243,7 @@ def test_a_damaged_description_is_named(digits, tmp_path, text):
     break_off(digits[0], QUICK, tmp_path, 12, checkpoint_every=6)
     (tmp_path / "run.json").write_text(text)
     for call in (lambda: train(digits[0], out=tmp_path), lambda: mmlda.load(tmp_path)):
-        with pytest.raises(ValueError, match=r"run.json is damaged"):
+        with pytest.raises(ValueError, match=r"run.json must be a JSON object"):
             call()
 
 

@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from mmlda._utils.checks import DamagedFile
 from mmlda._utils.files import read_json, write_whole
 
 
@@ -31,7 +32,7 @@ def test_a_full_disk_names_the_file_and_leaves_the_old_one(tmp_path):
         ('{"a": [1e999]}', "JSON must have numbers below 1e300"),
         ('{"a": NaN}', "JSON must have numbers below 1e300"),
         ('{"a": ' + "9" * 400 + "}", "JSON must have numbers below 1e300"),
-        ("[1]", "it must be a JSON object, got a list"),
+        ("[1]", "a list"),
         ('{"a": ', "Expecting value"),
         ("\udcff", "invalid start byte"),
     ],
@@ -39,9 +40,9 @@ def test_a_full_disk_names_the_file_and_leaves_the_old_one(tmp_path):
 def test_json_that_is_damaged_or_hostile_is_one_kind_of_error(tmp_path, text, words):
     path = tmp_path / "x.json"
     path.write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(ValueError, match=f"x.json is damaged: .*{words}") as error:
+    with pytest.raises(ValueError, match=f"x.json must be a JSON object, got .*{words}") as error:
         read_json(path)
-    assert type(error.value) is ValueError
+    assert type(error.value) is DamagedFile
     path.write_text('{"a": ' + "[" * 31 + "1" + "]" * 31 + "}")
     assert "a" in read_json(path)
 
@@ -52,5 +53,5 @@ def test_only_regular_files_of_a_bounded_size_are_opened(tmp_path):
         read_json(tmp_path / "pipe.json")
     with open(tmp_path / "huge.json", "wb") as file:
         file.truncate(1 << 40)  # a hole: it takes no room on the disk
-    with pytest.raises(ValueError, match=r"huge\.json must have at most 33554432 bytes, got 1099511627776"):
+    with pytest.raises(ValueError, match=r"huge\.json must be a file of at most 33554432 bytes, got 1099511627776"):
         read_json(tmp_path / "huge.json")

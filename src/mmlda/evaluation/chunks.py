@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mmlda._utils.checks import check_count
+from mmlda._utils.checks import check_count, damaged
 from mmlda._utils.files import json_digest, read_json, write_json
 from mmlda._utils.tensors import read_tensors, save_tensors
 
@@ -55,7 +55,7 @@ class Chunks:
         try:
             values, place = read_tensors(path, checksum=True)
             if place != self._place(start):
-                raise ValueError(f"{path}: it belongs to other work or another place")
+                raise damaged(path, "a chunk of this work and place", "another")
             return values
         except ValueError as error:  # cut short or altered by a failing disk, copied, or of an older version
             if not check:
@@ -85,6 +85,7 @@ def _claim(folder: Path, about: dict[str, Any]) -> None:
     try:
         known = read_json(path)
     except ValueError:
-        raise ValueError(f"{path} is damaged, so the chunks beside it cannot be used; choose another folder") from None
+        what = "whole, to use the chunks beside it (or choose another folder)"
+        raise damaged(path, what, "a damaged file") from None
     if changed := sorted(key for key in about if known.get(key) != about[key]):
         raise ValueError(f"out must be a folder without other work, got {str(folder)!r} (other {', '.join(changed)})")

@@ -129,6 +129,11 @@ def suspect_job(setup: Setup, row: Row, seed: int) -> Job:
     return Job(name=name, model=config, recipe=recipe, data=setup.data, root=setup.root)
 
 
+def twin_note(note: str, network: str) -> str:
+    """The note of a network that has the weights, and therefore the result, of another one."""
+    return f"{note}; the network has the very weights of {network}, whose result this is"
+
+
 def _cell(
     setup: Setup, net: Net, view: str, attack: attacks.Attack, eps: float, others: Sequence[Result] = ()
 ) -> Result:
@@ -144,7 +149,7 @@ def _cell(
         return found
     for other in others:
         if other.network_sha256 == net.digest() and (other.cell["view"], other.attack, other.eps) == (view, kind, eps):
-            note = f"{other.note}; the network has the very weights of {label(other)}, whose result this is"
+            note = twin_note(other.note, label(other))
             twin = dataclasses.replace(other, **{**fields, "note": note, "network": net.name})
             return twin.save(setup.out, other.read_outcomes(setup.out))
     data, begin = setup.sets()[1].subset(slice(n)), time.perf_counter()

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mmlda._utils.checks import damaged
 from mmlda._utils.files import write_whole
 from mmlda.report import figures, gallery, summary, tables
 from mmlda.report.entries import Entry, fixed, grouped, notes_of, number, of_kind, percent
@@ -157,7 +158,8 @@ def _drawn(entries: list[Entry], key: str, draw: Callable[[str], str], label: st
         svg = draw(f"{key}-{entries[0].id}")
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         name = entries[0].result.name
-        raise ValueError(f"{name}: its series cannot be drawn ({type(error).__name__}: {error})") from None
+        what = "what its figure is drawn from"
+        raise damaged(f"series of {name}", what, f"{type(error).__name__}: {error}") from None
     return Plot(Markup(svg), label, caption, tuple(entry.id for entry in entries))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmlda.results import HEADS, Result, label
+from mmlda.results import Result, label, plain_head
 
 DATA = {"digits": "digits", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 MODELS = ["SR", "SR (Adam)", "SR + SAT", "SR + HAT", "MM-LDA", "MM-LDA (Adam)", "MM-LDA, true priors"]
@@ -44,8 +44,7 @@ class Entry:
     @property
     def plain_head(self) -> str:
         """The head of the two networks that the paper is about, SR and MM-LDA; "" for others."""
-        head = self.result.head
-        return head if head in HEADS and self.model == HEADS[head] else ""
+        return "" if self.result.kind == "claim" else plain_head(self.result)
 
     @property
     def attack(self) -> str:

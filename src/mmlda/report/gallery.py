@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mmlda._utils.checks import damaged
 from mmlda.report.entries import Entry, by_data, by_model, fixed, of_kind
 
 MOST = 12  # pictures per panel
@@ -67,12 +68,13 @@ def _pictures(entry: Entry) -> tuple[list[Picture], int, int]:
     try:
         tensors = load(result.read_outcomes(entry.folder))
     except SafetensorError:
-        raise ValueError(f"{result.name}: expected a safetensors file of images beside it") from None
+        raise damaged(f"outcomes of {result.name}", "a safetensors file of images", "another file") from None
     if not {"x", "x_adv"} <= tensors.keys():
         return [], 0, 1
     x, moved = tensors["x"], tensors["x_adv"].astype(np.float64)
     if x.shape != moved.shape or x.ndim != 4 or x.shape[1] not in (1, 3):
-        raise ValueError(f"{result.name}: x is {x.shape} and x_adv {moved.shape}, expected the same [k, 1 or 3, H, W]")
+        what = "x and x_adv of one shape [k, 1 or 3, H, W]"
+        raise damaged(f"outcomes of {result.name}", what, f"{x.shape} and {moved.shape}")
     count = len(x)
     x, moved = x[:MOST].astype(np.float64) / (255.0 if x.dtype == np.uint8 else 1.0), moved[:MOST]
     noise = (moved - x) / 2.0

@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from mmlda._utils.checks import damaged
 from mmlda.report.entries import Entry, by_data, fixed, grouped, number, of_kind, percent, plain, rank, size
 from mmlda.report.tables import Cell, agreement, attack_name, evaluated, mean_number, ours, papers
 
@@ -132,7 +133,7 @@ def _evidence(entry: Entry) -> list[Evidence]:
     made = []
     for item in entry.result.series.get("evidence") or []:
         if not isinstance(item, dict):
-            raise ValueError(f"{entry.result.name}: evidence holds {item!r}, expected a record of a test")
+            raise damaged(f"evidence of {entry.result.name}", "records of tests", repr(item))
         value, limit = (_printed(item.get(key), item.get("unit")) for key in ("value", "limit"))
         both = f"{plain(value)} (limit {plain(limit)})" if limit is not None else plain(value)
         passed = item["passed"] if isinstance(item.get("passed"), bool) else None

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+from mmlda._utils.checks import damaged
 from mmlda._utils.files import open_regular, parse_json
 
 # In the order of safetensors' own writer: the widest first, to keep columns aligned.
@@ -53,5 +54,5 @@ def read_columns(path: Path, prefix: str = "") -> dict[str, Column]:
                     raise ValueError(name)
                 columns[name.removeprefix(prefix)] = column
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
-        raise ValueError(f"{path} must be a whole safetensors file, got another file") from None
+        raise damaged(path, "a whole safetensors file", "another file") from None
     return columns

@@ -35,16 +35,47 @@ def label(result: Result) -> str:
         return result.network or head
     if "variant" in result.cell:  # the suspects behind Table 2 share a recipe
         return str(result.cell["variant"]) or head
-    if result.fine_tuning:
-        head += f" + {result.fine_tuning.upper()}{_made_for(result)}"
-    elif result.cell.get("priors") == "true":
-        head += ", true priors"
-    elif result.head == "softmax" and result.recipe == f"{result.dataset}-mmlda":
-        head += ", MM-LDA's recipe"
+    return head + _training(result) + (" (ships)" if result.cell.get("shipped") else "")
+
+
+def plain_head(result: Result) -> str:
+    """The head of a network of the paper's two kinds, SR and MM-LDA, trained and measured plainly; "" for others.
+
+    Parameters
+    ----------
+    result
+        Any result.
+
+    Returns
+    -------
+    str
+        "softmax", "mmlda" or "".
+
+    Examples
+    --------
+    >>> about = dict(name="x", kind="table1", what="", value=None, dataset="mnist", head="softmax")
+    >>> plain_head(Result(**about, recipe="mnist-sr")), plain_head(Result(**about, recipe="mnist-sr-adam"))
+    ('softmax', '')
+    """
+    if not result.recipe:
+        plain = result.network in ("", HEADS.get(result.head))  # the name an audit gives to a network without one
+    elif "variant" in result.cell:
+        plain = not result.cell["variant"]
     else:
-        own = f"{result.dataset}-{SHORT.get(result.head, '')}"
-        head += {f"{own}-adam": " (Adam)", f"{own}-pgd": " (PGD)"}.get(result.recipe, "")
-    return head + (" (ships)" if result.cell.get("shipped") else "")
+        plain = not (result.cell.get("shipped") or _training(result))
+    return result.head if plain and result.head in HEADS else ""
+
+
+def _training(result: Result) -> str:
+    """How the training of a network differs from its head's own recipe, as a suffix; "" if it does not."""
+    if result.fine_tuning:
+        return f" + {result.fine_tuning.upper()}{_made_for(result)}"
+    if result.cell.get("priors") == "true":
+        return ", true priors"
+    if result.head == "softmax" and result.recipe == f"{result.dataset}-mmlda":
+        return ", MM-LDA's recipe"
+    own = f"{result.dataset}-{SHORT.get(result.head, '')}"
+    return {f"{own}-adam": " (Adam)", f"{own}-pgd": " (PGD)"}.get(result.recipe, "")
 
 
 def attack_labels(results: Sequence[Result]) -> list[str]:

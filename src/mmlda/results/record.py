@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mmlda._utils.checks import damaged
 from mmlda._utils.files import JSON_BYTES, open_regular, parse_json, write_whole
 from mmlda._utils.settings import typed
 from mmlda.results.columns import join_columns, read_columns
@@ -287,14 +288,14 @@ class Result:
         if Path(file).is_absolute() or ".." in Path(file).parts:
             raise ValueError(f"{self.name}: outcomes must be in a file beside it, got {file!r}")
         if not path.is_file():
-            raise ValueError(f"{path} is missing: it has the outcomes of {self.name}")
+            raise damaged(path, f"the outcomes of {self.name}", "no such file")
         if packed:
             content = join_columns(read_columns(path, f"{part}/"))
         else:
             with open_regular(path) as opened:
                 content = opened.read()
         if hashlib.sha256(content).hexdigest() != self.outcomes["sha256"]:
-            raise ValueError(f"{path} is truncated or altered (SHA-256 differs from the one that {self.name} has)")
+            raise damaged(path, f"the outcomes of {self.name}", "truncated or altered ones (SHA-256 differs)")
         return content
 
 
@@ -439,7 +440,7 @@ def _unpacked(line: bytes, shared: dict[str, Any], table: Path, where: str) -> d
             values["outcomes"] = {**values["outcomes"], "file": f"{table.stem}.safetensors#{values['name']}"}
         return values
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ValueError(f"{where} must be a packed result, got another line") from None
+        raise damaged(where, "a packed result", "another line") from None
 
 
 def _from_values(values: dict[str, Any], where: str) -> Result:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmlda._utils.checks import invalid
+from mmlda._utils.checks import damaged, invalid
 from mmlda._utils.files import json_digest, open_regular, read_json, write_json, write_whole
 from mmlda._utils.settings import typed
 from mmlda._utils.tensors import packed, read_tensors, save_tensors, unpacked
@@ -62,38 +62,49 @@ def _records(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*.json"), reverse=True)  # newest first
 
 
+def last_step(folder: Path) -> int:
+    """The step of the newest checkpoint whose record can be read; 0 if there is none."""
+    for path in _records(folder):
+        try:
+            record = read_json(path)
+            typed(RECORD, record)
+            return int(record["step"])
+        except (OSError, ValueError, KeyError):
+            continue
+    return 0
+
+
 def newest(folder: str | Path, about: dict[str, Any] | None = None) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     """The newest checkpoint that is complete, unaltered and of the run `about`, as (tensors, record); None if none is.
 
     A damaged one causes a warning, and the previous one is used. If all are damaged, a ValueError is raised, since
     starting again silently would lose them.
     """
-    damaged = []
+    failures = []
     for path in _records(Path(folder)):
         try:
             return _checkpoint(path, about)
         except (OSError, ValueError) as error:
-            damaged.append(f"{path}: {error}")
+            failures.append(f"{path}: {error}")
             warnings.warn(f"checkpoint refused: {path}: {error}; trying the one before it", stacklevel=2)
-    if damaged:
-        files = "; ".join(damaged)
-        raise ValueError(f"no checkpoint can be used: {files}. Remove the folder to start afresh")
+    if failures:
+        raise damaged(folder, "a folder with a whole checkpoint (remove it to start afresh)", "; ".join(failures))
     return None
 
 
 def _checkpoint(path: Path, about: dict[str, Any] | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
     record = read_json(path)
     if record.get("format") != FORMAT:
-        raise ValueError(f"format is not {FORMAT}")
+        raise invalid("format", str(FORMAT), record.get("format"))
     digest = record.pop("record", None)
     typed(RECORD, record)
     if digest != json_digest(record) or path.stem != f"step-{record.get('step', -1):08d}":
-        raise ValueError("the record is altered")
+        raise damaged("record", "as it was written", "an altered one")
     _same_run(record, about)
     with open_regular(path.with_suffix(".safetensors")) as file:
         content = file.read()
     if hashlib.sha256(content).hexdigest() != record.get("sha256"):
-        raise ValueError("the tensors are truncated or altered (SHA-256 differs)")
+        raise damaged("tensors", "as they were written", "truncated or altered ones (SHA-256 differs)")
     return unpacked(content), record
 
 
@@ -103,7 +114,7 @@ def _same_run(header: dict[str, Any], about: dict[str, Any] | None) -> None:
         return
     own = identity(about)
     if header.get("run", None if "sha256" in about else own) != own:  # an older run's checkpoints do not say
-        raise ValueError("it belongs to another run")
+        raise damaged("it", "part of this run", "one of another run")
 
 
 def final(folder: str | Path, about: dict[str, Any] | None = None) -> dict[str, Tensor] | None:
@@ -141,7 +152,7 @@ def read_about(folder: Path) -> dict[str, Any]:
         typed(RUN, about)
         described = {key: value for key, value in about.items() if key != "sha256"}
         if about.get("sha256") not in (None, json_digest(described)):
-            raise ValueError("it was altered since it was written (SHA-256 differs)")
+            raise damaged("it", "as it was written", "an altered one (SHA-256 differs)")
         for name, hints in (("data", DATA), ("validation", VALIDATION)):
             typed(hints, about.get(name, {}))
         if missing := {"recipe", "data"} - about.keys() or DATA.keys() - about["data"].keys():
@@ -150,7 +161,7 @@ def read_about(folder: Path) -> dict[str, Any]:
         if about.get("model") is not None:
             check_config(about["model"])
     except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}): expected what a run writes; choose another folder") from None
+        raise damaged(path, "as a run writes it (or choose another folder)", f"a damaged one ({error})") from None
     return about
 
 
@@ -176,12 +187,12 @@ def load(source: str | Path, *, model: nn.Module | None = None, device: torch.de
     folder = Path(source)
     about = read_about(folder)
     if model is None and about.get("model") is None:
-        raise ValueError(f"{folder}: its network has a custom backbone; pass such a network as model=")
+        raise invalid("model", f"a network like the one in {folder}, which has a custom backbone", model)
     weights = final(folder, about)
     if weights is None:
         found = newest(folder, about)
         if found is None:
-            raise ValueError(f"{folder}: it has neither a finished network nor a checkpoint yet")
+            raise damaged(folder, "a run with a finished network or a checkpoint", "neither")
         weights = {name[6:]: tensor for name, tensor in found[0].items() if name.startswith("model.")}
         weights |= {name[8:]: tensor for name, tensor in found[0].items() if name.startswith("average.")}
     filled = restore(about["model"], weights, folder) if model is None else fill(model, weights, folder)

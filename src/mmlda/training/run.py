@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mmlda._utils.checks import check_choice, invalid
+from mmlda._utils.checks import check_choice, damaged, invalid
 from mmlda._utils.files import read_json, write_json
 from mmlda._utils.settings import typed
 from mmlda.data import ImageData, holdout, load, stratified
@@ -177,7 +177,7 @@ def _earlier(out: str | Path | None) -> dict[str, Any]:
         source = read_json(path) if path.is_file() else {"data": about["data"]["name"]}
         typed(SOURCE, source)
     except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}); choose another folder") from None
+        raise damaged(path, "as a run writes it (or choose another folder)", f"a damaged one ({error})") from None
     return {"fine_tuned": False, **source, "recipe": Recipe.from_dict(about["recipe"]), "model": about.get("model")}
 
 
@@ -199,7 +199,7 @@ def _images(
 
 def _announce(out: Path, before: dict[str, Any], recipe: Recipe, data: ImageData) -> None:
     """Report on standard error whether a run is new, resumed or finished, since a mistyped folder starts a new one."""
-    step = max((int(path.stem.removeprefix("step-")) for path in out.glob("step-*.json")), default=0)
+    step = checkpoints.last_step(out)
     what = f"{len(data):,} images of {data.name}, {int((data.counts > 0).sum())} of {data.num_classes} classes"
     if not before:
         state = f"new run, {recipe.steps:,} steps on {what}"
