@@ -107,7 +107,7 @@ def attack(
     root: Root = None,
     chunk: Chunk = None,
     compile_: Annotated[
-        bool, option("Computation", "--compile", help="Compile the network; pays off for long attacks on CUDA.")
+        bool, option("Computation", "--compile", help="Attack a faster copy of the network; for long attacks.")
     ] = False,
     device: Device = None,
     out: Annotated[
