@@ -38,6 +38,7 @@ import torch
 
 import mmlda
 from mmlda import results
+from mmlda._utils.checks import DamagedFile
 from mmlda._utils.files import json_digest
 from mmlda._utils.tensors import packed, unpacked
 from mmlda.data import formats
@@ -403,7 +404,7 @@ def _outcome(kind: Format, folder: Path, right: list[Any], forged: bool) -> str:
         with warnings.catch_warnings(action="ignore"):
             found = kind.read(folder)
     except Exception as error:
-        clear = type(error) is ValueError or isinstance(error, OSError)
+        clear = type(error) in (ValueError, DamagedFile) or isinstance(error, OSError)
         text = str(error)
         if not clear or isinstance(error, TimeoutError):
             return f"{type(error).__name__}: {text[:200]}"
