@@ -65,6 +65,9 @@ def test_batch_norms_are_folded_into_the_convolutions_of_the_copy(preactivation,
     assert torch.allclose(fast(x), model.eval()(x), rtol=1e-10)
     ours, theirs = (BIM(eps=0.01)(network, x, y) for network in (fast, model))
     assert torch.allclose(ours.x_adv, theirs.x_adv, atol=1e-9) and (ours.x_adv != x).any()
+    assert torch.allclose(compiled(fast)(x), fast(x), rtol=1e-10)  # nothing is left to fold
+    backbone.norm = nn.GroupNorm(2, backbone.norm.num_features).double()  # nor can every norm be folded
+    assert torch.allclose(compiled(model)(x), model(x), rtol=1e-10)
     with pytest.raises(ValueError, match="model must be a torch"):
         compiled(lambda x: x)
 

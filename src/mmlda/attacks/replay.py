@@ -119,7 +119,7 @@ def compiled(model: nn.Module, *, backend: str = "inductor", captured: bool = Tr
 
     The copy is in eval mode, with fixed weights and channels_last convolutions. On CUDA, compiling takes ten seconds or
     more, once per network and image shape; a step then takes half to two thirds of the time. On the CPU nothing is
-    compiled unless you name a backend, and a step with a Resnet-32 takes 0.7 to 0.8 of the time. Logits differ from the
+    compiled unless you name a backend, and a Resnet-32's worst case takes about 0.7 of the time. Logits differ from the
     model's by rounding.
 
     The copy is meant for this package's attacks, which run each step as a CUDA graph. A module with kernels that pay

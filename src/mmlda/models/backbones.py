@@ -54,8 +54,12 @@ class _Norm(nn.BatchNorm2d):
 
 @torch.no_grad()
 def _fold(conv: _Conv3, norm: nn.Module) -> nn.Module:
-    """Fold the batch norm after a convolution, in eval mode, into its weight and bias; what takes the norm's place."""
-    assert isinstance(norm, _Norm) and norm.running_mean is not None and norm.running_var is not None
+    """Fold the batch norm after a convolution, in eval mode, into its weight and bias; what takes the norm's place.
+
+    Anything else after a convolution, such as what folding left there, stays.
+    """
+    if not isinstance(norm, _Norm) or norm.running_mean is None or norm.running_var is None or conv.bias is not None:
+        return norm
     scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
     conv.weight = nn.Parameter(conv.weight * scale.view(-1, 1, 1, 1), requires_grad=False)
     conv.bias = nn.Parameter(norm.bias - norm.running_mean * scale, requires_grad=False)
