@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import mmlda
-from mmlda.attacks import BIM, CarliniWagner, WorstCase, compiled
+from mmlda.attacks import BIM, CarliniWagner, WorstCase, compiled, replay
+from mmlda.models import folded
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 
@@ -91,6 +92,26 @@ def test_convolutions_of_the_copy_alone_may_take_the_tf32_programs(monkeypatch):
     with torch.no_grad():
         model(x)
     assert asked == [False] * 7
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_tf32_may_be_forbidden_and_allowed_between_calls(first, monkeypatch):
+    """The choice made on CUDA, with stand-ins for the kernels, whose logits are 0, and for the compiler."""
+    made = []
+    monkeypatch.setattr(replay, "compile_quietly", lambda model, **options: model)
+    monkeypatch.setattr(folded, "foldable", lambda model, shape: True)
+    monkeypatch.setattr(folded, "agrees", lambda model, x, kind: True)
+    monkeypatch.setattr(folded, "folded", lambda model, kind: made.append(kind) or (lambda x: x.new_zeros(len(x), 10)))
+    model = mmlda.Classifier(mmlda.models.resnet(8), mmlda.SoftmaxHead(num_classes=10, dim=64)).eval()
+    fast, plain = (replay._Compiled(model, "inductor", captured).eval() for captured in (True, False))
+    x = torch.rand(3, 3, 8, 8)
+    for allowed in (first, not first, first, not first):
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
+        with torch.no_grad():
+            want = model(x)
+            assert torch.allclose(fast(x), 0 * want if allowed else want, atol=1e-5)
+            assert torch.allclose(plain(x), want, atol=1e-5)
+    assert made == [torch.float32]  # once
 
 
 def test_convolutions_that_somebody_has_changed():
@@ -180,7 +201,8 @@ def test_compiled_on_cuda(n):
         assert 0 < off[0] < 1.5 * off[1] and off[0] != off[1]
         torch.backends.cudnn.allow_tf32, before = False, torch.backends.cudnn.allow_tf32
         try:
-            assert (fast(x) - exact).abs().mean() < 0.01 * off[0]  # also after it was compiled
+            for net in (fast, cudnn):  # also after it was compiled
+                assert (net(x) - exact).abs().mean() < 0.01 * off[0]
         finally:
             torch.backends.cudnn.allow_tf32 = before
     y = want.argmax(1)

@@ -100,8 +100,8 @@ def test_triton_is_imported_late():
 )
 def test_both_ways_to_forbid_tf32_are_understood(setting):
     code = (
-        "import torch; from mmlda.models import convolutions; from mmlda.attacks import carlini; x = torch.zeros(1)\n"
-        "read = lambda: (convolutions._aside(x), carlini.tf32_allowed()); before = read()\n"
+        "import torch; from mmlda.models import convolutions; from mmlda.attacks import replay; x = torch.zeros(1)\n"
+        "read = lambda: (convolutions._aside(x), replay.tf32_allowed()); before = read()\n"
         f"torch.backends.{setting} = {'ieee' if 'precision' in setting else False!r}\n"
         "assert before == (False, True) and read() == (True, False), (before, read())"
     )

@@ -36,6 +36,7 @@ from mmlda.attacks.base import Attack
 from mmlda.attacks.checks import invalid
 from mmlda.attacks.gradient import tall
 from mmlda.attacks.losses import choose_target, margin, moderate, other_classes
+from mmlda.attacks.replay import tf32_allowed
 from mmlda.attacks.result import AttackResult, measure
 from mmlda.attacks.surface import Surface, slope
 
@@ -371,10 +372,3 @@ def _spread(z: Tensor) -> Tensor:
 def _coarse(z: Tensor, precision: torch.dtype) -> float:
     """The share of the logits' spread that the device may round away beyond the logits' own precision."""
     return _TF32 if z.is_cuda and precision == torch.float32 and tf32_allowed() else 0.0
-
-
-def tf32_allowed() -> bool:
-    """Whether convolutions of float32 on CUDA may use TF32 (models/convolutions.py asks the same)."""
-    cudnn = torch.backends.cudnn
-    allowed = cudnn.conv.fp32_precision == "tf32" if hasattr(cudnn, "conv") else cudnn.allow_tf32
-    return allowed and cudnn.enabled

@@ -18,7 +18,7 @@ from torch.distributions import Distribution
 
 from mmlda.attacks.checks import invalid, warn_caller
 
-__all__ = ["Replay", "compile_quietly", "compiled", "replay"]
+__all__ = ["Replay", "compile_quietly", "compiled", "replay", "tf32_allowed"]
 
 Step = Callable[..., tuple[Tensor, ...]]
 
@@ -93,19 +93,26 @@ def compile_quietly(what: Any, **options: Any) -> Any:
         Distribution.set_default_validate_args(checks)
 
 
+def tf32_allowed() -> bool:
+    """Whether convolutions of float32 on CUDA may use TF32 (models/convolutions.py asks the same)."""
+    cudnn = torch.backends.cudnn
+    allowed = cudnn.conv.fp32_precision == "tf32" if hasattr(cudnn, "conv") else cudnn.allow_tf32
+    return allowed and cudnn.enabled
+
+
 class _Compiled(nn.Module):
     def __init__(self, model: nn.Module, backend: str, captured: bool) -> None:
         super().__init__()
         self.model = model
         self._program = compile_quietly(model, backend=backend)
         self._hook: Any = getattr(model, "for_attack_images", None) if captured and backend == "inductor" else None
-        self._own: dict[Any, Any] = {}  # the model's own program, by the shape and type of the images
+        self._own: dict[Any, Any] = {}  # the model's own programs, by images and precision
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         if self._hook is not None:
-            key = x.shape[1:], x.dtype
+            key = x.shape[1:], x.dtype, tf32_allowed()
             if key not in self._own:
                 self._own[key] = self._hook(x.detach())
             if self._own[key] is not None:
@@ -125,8 +132,9 @@ def compiled(model: nn.Module, *, backend: str = "inductor", captured: bool = Tr
     The copy is meant for this package's attacks, which run each step as a CUDA graph. A module with kernels that pay
     off only there can implement `for_attack_graph(captured: bool) -> None`, and one that can fold its batch norms
     `for_fixed_weights() -> None`: the one or the other is called on each module of the copy, whose weights are fixed.
-    A network with a program of its own for images like x can return it from `for_attack_images(x)`, or None; then
-    nothing is compiled. Those of this package do on a Hopper GPU.
+    A network with a program of its own for images like x can return it from `for_attack_images(x)`; if it returns None,
+    it is compiled. It is asked once per image shape and type while TF32 is allowed, and once while it is not
+    (`torch.backends.cudnn.allow_tf32`). This package's networks have a program in TF32 on a Hopper GPU.
 
     Parameters
     ----------

@@ -88,7 +88,7 @@ def _aside(x: Tensor) -> bool:
 
 def tf32_allowed() -> bool:
     """Whether cuDNN may multiply float32 as TF32."""
-    # Also in attacks/carlini.py: neither package may import the other.
+    # Also in attacks/replay.py: neither package may import the other.
     cudnn = torch.backends.cudnn
     allowed = cudnn.conv.fp32_precision == "tf32" if hasattr(cudnn, "conv") else cudnn.allow_tf32
     return allowed and cudnn.enabled
