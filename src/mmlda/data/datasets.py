@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,29 +43,55 @@ CIFAR100_GROUPS = {  # CIFAR-100's coarse classes and the fine ones of each
     "vehicles_2": "lawn_mower rocket streetcar tank tractor",
 }
 CIFAR100 = tuple(sorted(" ".join(CIFAR100_GROUPS.values()).split()))
-CLASSES = {
-    "digits": DIGITS,
-    "mnist": DIGITS,
-    "fashion-mnist": FASHION,
-    "cifar10": CIFAR10,
-    "cifar100": CIFAR100,
-    "cifar100-coarse": tuple(CIFAR100_GROUPS),
+
+
+@dataclass(frozen=True)
+class Known:
+    """A dataset that is known by name.
+
+    Parameters
+    ----------
+    classes
+        Names of the classes.
+    folders
+        Where it may be below the root: our own name first, then torchvision's and the root itself.
+    cifar
+        Which CIFAR its files are; None for IDX files.
+    inside, archives
+        Folders and archives of a CIFAR inside `folders`.
+    groups_of
+        Name of the dataset whose classes it groups; it has no files of its own.
+    """
+
+    classes: tuple[str, ...]
+    folders: tuple[str, ...] = ()
+    cifar: formats.Cifar | None = None
+    inside: tuple[str, ...] = ()
+    archives: tuple[str, ...] = ()
+    groups_of: str = ""
+
+
+KNOWN = {
+    "digits": Known(DIGITS),
+    "mnist": Known(DIGITS, ("mnist", "MNIST/raw", ".")),
+    "fashion-mnist": Known(FASHION, ("fashion-mnist", "FashionMNIST/raw", ".")),
+    "cifar10": Known(
+        CIFAR10,
+        ("cifar10", "cifar-10", "."),
+        formats.CIFAR10,
+        ("cifar-10-batches-bin", "cifar-10-batches-py", "."),
+        ("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz"),
+    ),
+    "cifar100": Known(
+        CIFAR100,
+        ("cifar100", "cifar-100", "."),
+        formats.CIFAR100,
+        ("cifar-100-binary", "cifar-100-python", "."),
+        ("cifar-100-binary.tar.gz", "cifar-100-python.tar.gz"),
+    ),
+    "cifar100-coarse": Known(tuple(CIFAR100_GROUPS), groups_of="cifar100"),
 }
-# Where a dataset may be below the root: our own name first, then torchvision's and its archive's.
-FOLDERS = {
-    "mnist": ("mnist", "MNIST/raw", "."),
-    "fashion-mnist": ("fashion-mnist", "FashionMNIST/raw", "."),
-    "cifar10": ("cifar10", "cifar-10", "."),
-    "cifar100": ("cifar100", "cifar-100", "."),
-}
-CIFARS = {
-    "cifar10": (formats.CIFAR10, ("cifar-10-batches-bin", "cifar-10-batches-py", ".")),
-    "cifar100": (formats.CIFAR100, ("cifar-100-binary", "cifar-100-python", ".")),
-}
-CIFAR_ARCHIVES = {
-    "cifar10": ("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz"),
-    "cifar100": ("cifar-100-binary.tar.gz", "cifar-100-python.tar.gz"),
-}
+CLASSES = {name: known.classes for name, known in KNOWN.items()}
 
 
 def load(source: Any, root: str | Path | None = None) -> tuple[ImageData, ImageData]:
@@ -150,27 +176,24 @@ def find(name: str, root: str | Path | None = None) -> Path | None:
     Path or None
         None if the dataset is not there.
     """
-    name = name.removesuffix("-coarse")
-    for folder in (data_root(root) / place for place in FOLDERS[name]):
-        if name not in CIFARS:
+    known = KNOWN[KNOWN[name].groups_of or name]
+    for folder in (data_root(root) / place for place in known.folders):
+        if known.cifar is None:
             found = [folder] if formats.idx_image_files(folder) else []
         else:
-            kind, places = CIFARS[name]
-            found = [folder / place for place in places if formats.cifar_in(folder / place) == kind]
-            found += [folder / archive for archive in CIFAR_ARCHIVES[name] if (folder / archive).is_file()]
+            found = [folder / part for part in known.inside if formats.cifar_in(folder / part) == known.cifar]
+            found += [folder / archive for archive in known.archives if (folder / archive).is_file()]
         if found:
             return found[0]
     return None
 
 
 def _load_named(name: str, root: Path) -> tuple[ImageData, ImageData]:
-    path = find(name, root)
+    path, own = find(name, root), KNOWN[name].groups_of or name
     if path is None:
-        raise FileNotFoundError(
-            f"{name} is not below {root}: get it with `mmlda data fetch {name.removesuffix('-coarse')}`"
-        )
-    train, test = _load_path(path, name.removesuffix("-coarse"))
-    return (_coarse(train), _coarse(test)) if name == "cifar100-coarse" else (train, test)
+        raise FileNotFoundError(f"{name} is not below {root}: get it with `mmlda data fetch {own}`")
+    train, test = _load_path(path, own)
+    return (train, test) if own == name else (_coarse(train), _coarse(test))
 
 
 def _coarse(data: ImageData) -> ImageData:
