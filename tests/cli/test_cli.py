@@ -144,7 +144,7 @@ def test_fine_tuning_goes_by_the_head_of_the_network(tmp_path):
         ("evaluate mnist-sr --attack cw:0.1", "setting of cw must be one of"),
         (
             "evaluate mnist-sr --data digits --temperature",
-            "n must be from 1 to 359, as --temperature needs the other test images, got None",
+            "n must be from 1 to 359, as a temperature needs the other images, got None",
         ),
         ("audit nowhere --eps 0.1", "source must be a folder with a network"),
         ("audit mnist-sr --data digits --eps -1", "eps"),

@@ -237,3 +237,26 @@ def test_rows_of_a_table_are_not_called_images(capsys):
         assert str(found).startswith("30 rows, 3 classes") and found.clean.what == "accuracy on 30 rows of the data"
         assert found.attacks[0].what == "accuracy under FGSM on 30 rows of the data"
     assert "clean rows: 30/30 rows" in capsys.readouterr().err
+
+
+def test_other_priors_and_a_temperature_from_the_images_left_over(model, digits):
+    test = digits[1]
+    net = build({"backbone": "conv_net", "width": 4, "head": "softmax", "priors": [0.55, *[0.05] * 9]}, seed=0)
+    net.eval()
+    for priors, expected in (
+        ("uniform", net.with_priors(None)),
+        ("empirical", net.with_priors("empirical", test.labels)),
+    ):
+        found = mmlda.evaluate(net, test, priors=priors, show=False).clean
+        own = mmlda.evaluate(expected, test, show=False).clean
+        assert (found.value, found.numbers, found.network_sha256) == (own.value, own.numbers, own.network_sha256)
+    rest, part = mmlda.data.holdout(test, 60)
+    found = mmlda.evaluate(model, (test.pixels(), test.labels), n=60, temperature=True, show=False).clean
+    own = mmlda.evaluate(model, part, temperature=rest, show=False).clean
+    assert found.numbers == pytest.approx(own.numbers) and "temperature" in own.numbers
+    with pytest.raises(ValueError, match="n must be from 1 to 359, as a temperature needs the other images, got 360"):
+        mmlda.evaluate(model, test, n=360, temperature=True, show=False)
+    with pytest.raises(
+        ValueError, match=r"priors must be None for a network that is not an mmlda.Classifier, got 'uni"
+    ):
+        mmlda.evaluate(net.forward, test, priors="uniform", show=False)

@@ -175,6 +175,23 @@ class Audit(Evidence):
             **about,
         )
 
+    def save(self, folder: str | Path) -> Result:
+        """Write the result and the figure to a folder, as `audit.json` and `audit.png`.
+
+        Parameters
+        ----------
+        folder
+            Created if missing.
+
+        Returns
+        -------
+        Result
+            The result as written.
+        """
+        result = replace(self.to_result(), name="audit").save(folder)
+        self.plot(Path(folder) / "audit.png")
+        return result
+
 
 def _entry(check: Check, e: Evidence) -> dict[str, Any]:
     unit = "" if check.name in ("averaging", "gaps") else "share"

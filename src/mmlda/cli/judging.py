@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmlda._utils.checks import check_choice, invalid
 from mmlda._utils.text import eps_text
 from mmlda.cli.options import (
     Chunk,
@@ -79,18 +78,17 @@ def evaluate(
     attacks = [parse_attack(spec) for spec in specs or []]
     place = pick(device)
     subject = prepare(model, function, weights, data, root, place)
-    net, test, rest = subject.net, subject.test, None
-    if priors is not None:
-        check_choice("priors", priors, ("uniform", "empirical"))
-        if not isinstance(net, mmlda.Classifier):
-            raise invalid("priors", "left out for a network that is not an mmlda.Classifier", priors)
-        net = net.with_priors(None) if priors == "uniform" else net.with_priors(priors, test.labels.to(place))
-    if temperature:  # not on training images, on which the network is too confident
-        if n is None or not 0 < n < len(test):
-            raise invalid("n", f"from 1 to {len(test) - 1}, as --temperature needs the other test images", n)
-        rest, test = mmlda.data.holdout(test, n)  # the same images as without --temperature
     found = mmlda.evaluate(
-        net, test, attacks, n=n, out=out, chunk=chunk, name=subject.name, device=place, temperature=rest
+        subject.net,
+        subject.test,
+        attacks,
+        n=n,
+        out=out,
+        chunk=chunk,
+        temperature=temperature or None,
+        priors=priors,
+        name=subject.name,
+        device=place,
     )
     show(found.results, f"{subject.heading(n)}\n{found}", as_json)
 
@@ -202,10 +200,7 @@ def audit(
     judged = mmlda.audit(
         net, test, eps=radius, surrogate=other, n=n, thorough=thorough, name=name, seed=seed, device=place
     )
-    found = judged.to_result()
-    if out is not None:
-        found = dataclasses.replace(found, name="audit").save(out)
-        judged.plot(out / "audit.png")
+    found = judged.to_result() if out is None else judged.save(out)
     show(found, f"{subject.heading(n)}\n{judged}", as_json)
     if out is not None and not as_json:
         print(f"{out / 'audit.json'}, {out / 'audit.png'}")

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from mmlda import attacks as ours
-from mmlda._utils.checks import invalid
+from mmlda._utils.checks import check_choice, invalid
 from mmlda._utils.device import Model, device_of, on_device
 from mmlda._utils.figures import save_figure
 from mmlda._utils.files import json_digest
@@ -27,7 +27,7 @@ from mmlda._utils.progress import progress
 from mmlda._utils.settings import parse_attack
 from mmlda._utils.tensors import packed
 from mmlda.attacks import Attack, AttackWarning
-from mmlda.data import ImageData, images_for
+from mmlda.data import ImageData, holdout, images_for
 from mmlda.data.loaders import sample_for
 from mmlda.evaluation.accuracy import answers, logits, shares
 from mmlda.evaluation.calibration import calibration_error, fit_temperature
@@ -129,6 +129,7 @@ def evaluate(
     out: str | Path | None = None,
     chunk: int | None = None,
     temperature: Any = None,
+    priors: str | None = None,
     name: str = "",
     device: torch.device | str | None = None,
     show: bool = True,
@@ -150,8 +151,11 @@ def evaluate(
         Folder for the results. The same call resumes an evaluation that was stopped, after its last finished chunk.
     chunk : int, optional
         Images per chunk; by default many for fast attacks and on a GPU, few for slow ones on the CPU.
-    temperature : like data, optional
-        Other images to fit a temperature on, for calibration after scaling.
+    temperature : like data, or True, optional
+        Other images to fit a temperature on, for calibration after scaling; True for those that `n` leaves out.
+    priors : str, optional
+        Predict with other class priors, where the model is an `mmlda.Classifier`: "uniform", or "empirical" for the
+        shares of the classes in `data`.
     name : str
         Name of the network in the results.
     device : torch.device or str, optional
@@ -178,7 +182,7 @@ def evaluate(
     >>> found.clean.n, found.attacks[0].attack
     (50, 'FGSM')
     """
-    place, net = device_of(model, device), on_device(model, device)
+    place = device_of(model, device)
     listed = attacks if isinstance(attacks, Iterable) and not isinstance(attacks, str) else [attacks]
     chosen: list[Attack] = [parse_attack(one, ours) if isinstance(one, str) else one for one in listed]
     for given in chosen:
@@ -188,6 +192,14 @@ def evaluate(
         raise ValueError("attacks must differ from each other, got the same attack with the same settings twice")
     folder = None if out is None else Path(out)
     slugs = [_slug(describe_attack(attack, reproducible=out is not None)) for attack in chosen]
+    if priors is not None:
+        model, data = _with_priors(model, data, priors)
+    if temperature is True:
+        data = images_for(model, data)
+        if n is None or not 0 < n < len(data):
+            raise invalid("n", f"from 1 to {len(data) - 1}, as a temperature needs the other images", n)
+        temperature, data = holdout(data, n)  # the same images as without a temperature
+    net = on_device(model, device)
     if isinstance(data, DataLoader) and n is None and folder is None:
         return _from_loader(model, data, chosen, slugs, temperature, name, place, show)
     images, _ = sample_for(model, data, n)
@@ -203,6 +215,17 @@ def evaluate(
         one = dataclasses.replace(one, name=slug)
         found.append(one if folder is None else one.save(folder, outcomes))
     return Evaluation(clean, tuple(found), images.unit)
+
+
+def _with_priors(model: Any, data: Any, priors: str) -> tuple[Model, Any]:
+    """The model with other class priors; the data with it, which is read where its labels are needed."""
+    check_choice("priors", priors, ("uniform", "empirical"))
+    if not hasattr(model, "with_priors"):
+        raise invalid("priors", "None for a network that is not an mmlda.Classifier", priors)
+    if priors == "uniform":
+        return model.with_priors(None), data
+    data = images_for(model, data)
+    return model.with_priors(priors, data.labels.to(device_of(model))), data
 
 
 def _from_loader(
