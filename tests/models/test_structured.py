@@ -25,7 +25,8 @@ from mmlda.models import (
 from mmlda.theory import separated_means
 from mmlda.theory.codes import hadamard
 from mmlda.training import Recipe
-from mmlda.training.step import Batches, Objective, Step, Tally, make_optimizer
+from mmlda.training.batches import Batches
+from mmlda.training.step import Objective, Step, Tally, make_optimizer
 
 # Parts of codes and whole ones: Kerdock with and without the standard basis, padded, punctured; others.
 SIZES = [

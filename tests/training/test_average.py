@@ -10,7 +10,7 @@ from training_cases import CPU, QUICK, SMALL, break_off, same, train, weights
 import mmlda
 from mmlda.models import build
 from mmlda.training import checkpoints
-from mmlda.training.step import Batches
+from mmlda.training.batches import Batches
 
 AVERAGED = dataclasses.replace(QUICK, average=0.6)
 

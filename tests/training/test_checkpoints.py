@@ -20,7 +20,7 @@ def test_checkpoints_by_default_are_seconds_apart_and_do_not_change_the_metrics(
     monkeypatch.setattr(checkpoints, "save", lambda out, step, *rest: saved.append(step))
     recipe = dataclasses.replace(QUICK, steps=250)  # a line every 2 steps; a twentieth is 12
     for pause, expected in ((0.0, [*range(12, 250, 12), 250]), (1e9, [250])):
-        monkeypatch.setattr("mmlda.training.loop.PAUSE", pause)
+        monkeypatch.setattr("mmlda.training.journal.PAUSE", pause)
         model = build({"backbone": "conv_net", "head": "softmax"}, seed=0)
         run = fit(model, digits[0].subset(slice(64)), recipe, out=tmp_path / str(pause), show=False)
         assert saved == expected

@@ -11,7 +11,7 @@ import mmlda
 from mmlda.data import ImageData
 from mmlda.models import build
 from mmlda.training import Adversary, Recipe, fit
-from mmlda.training.step import Batches
+from mmlda.training.batches import Batches
 
 
 class Order:

@@ -13,8 +13,8 @@ import mmlda
 from mmlda.data import ImageData, augment
 from mmlda.models import build
 from mmlda.training import RECIPES, Adversary, Diverged, Recipe, checkpoints, fit
+from mmlda.training.batches import Batches
 from mmlda.training.recipes import network
-from mmlda.training.step import Batches
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])

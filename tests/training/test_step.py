@@ -11,8 +11,9 @@ import mmlda
 from mmlda.attacks.replay import compile_quietly
 from mmlda.models import build
 from mmlda.training import Adversary, Recipe, fit
+from mmlda.training.batches import Batches
+from mmlda.training.crafting import begin_attack, craft, craft_once
 from mmlda.training.recipes import hat
-from mmlda.training.step import Batches, begin_attack, craft, craft_once
 
 
 def test_an_epoch_shows_each_image_once_and_the_next_in_another_order(digits):

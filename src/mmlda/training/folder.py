@@ -26,9 +26,10 @@ from mmlda._utils.training_data import remembered
 from mmlda.data import ImageData
 from mmlda.results import device_name, versions, weights_digest
 from mmlda.training import checkpoints
+from mmlda.training.batches import share
 from mmlda.training.loader import describe_loader
 from mmlda.training.recipes import Recipe
-from mmlda.training.step import Average, share
+from mmlda.training.step import Average
 from mmlda.training.validation import Validation
 
 __all__ = ["Run", "describe", "difference", "event_writer", "lock", "log", "open_run", "reload", "resume", "save"]

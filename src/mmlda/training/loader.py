@@ -18,8 +18,8 @@ from torch.utils.data.distributed import DistributedSampler
 from mmlda._utils.checks import invalid
 from mmlda.data import draw_augmentation
 from mmlda.data.convert import as_batch, dataset_classes
+from mmlda.training.batches import Batches, share, to_pixels
 from mmlda.training.recipes import Recipe
-from mmlda.training.step import Batches, share, to_pixels
 
 __all__ = ["LoaderBatches", "batch_size", "describe_loader", "learn_classes"]
 

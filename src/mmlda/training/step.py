@@ -1,4 +1,4 @@
-"""One training step on the device: its batch, its adversarial examples, its forward, backward and update.
+"""One training step on the device: forward, backward and update.
 
 Nothing here waits for the device. On CUDA the whole step is compiled and captured as one graph, so what changes
 from step to step (the order of the data, the place in it, the learning rate, the sums for the log) lives in
@@ -7,7 +7,6 @@ tensors that the graph reads and writes.
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -21,102 +20,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mmlda._utils.checks import invalid
-from mmlda.attacks import ascend, frozen, input_gradient, keep_memory, kl_divergence, least_likely, score
-from mmlda.attacks.gradient import random_start
-from mmlda.attacks.noise import Noise
+from mmlda.attacks import frozen, keep_memory, kl_divergence
 from mmlda.attacks.replay import compile_quietly
-from mmlda.data import ImageData, augment, draw_augmentation
-from mmlda.data.images import gather
 from mmlda.models import Classifier, SwappedHead, fast_convolutions
-from mmlda.models.folded import agrees, foldable, folded
-from mmlda.training.recipes import Adversary, Recipe
+from mmlda.models.folded import agrees, foldable
+from mmlda.training.batches import Batches, share
+from mmlda.training.crafting import begin_attack, craft
+from mmlda.training.recipes import Recipe
 
-__all__ = [
-    "Average",
-    "Batches",
-    "Step",
-    "Tally",
-    "craft_once",
-    "make_launch",
-    "make_optimizer",
-    "set_rate",
-    "share",
-    "to_pixels",
-]
+__all__ = ["Average", "Objective", "Step", "Tally", "make_launch", "make_optimizer", "set_rate", "streamed_head"]
 
 WARMUP = 3  # real steps, run one by one before the capture, so that cuDNN and the compiler have settled
-
-
-def share() -> tuple[int, int]:
-    """(rank, world size) of this process; (0, 1) outside torchrun."""
-    return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
-
-
-class Batches:
-    """The images on the device, and each epoch's order and random draws, a function of (seed, epoch) alone.
-
-    An epoch has N // batch_size whole batches; what is left over is another part of the images in every epoch.
-    """
-
-    def __init__(self, data: ImageData, recipe: Recipe, device: torch.device):
-        if data.is_table and (recipe.pad or recipe.flip):
-            raise invalid("pad and flip", "0 and False for a table", (recipe.pad, recipe.flip))
-        self.recipe, self.device, self.shape = recipe, device, data.shape
-        self.images, self.labels = data.images.to(device), data.labels.to(device)
-        self.parts = None if data.parts is None else data.parts.to(device)
-        self.adversarial: Tensor | None = None  # [N, C, H, W] float32, crafted once
-        self.size = min(recipe.batch_size, len(data))
-        self.per_epoch = len(data) // self.size
-        shape = (self.per_epoch, self.size)
-        self.order = torch.zeros(shape, dtype=torch.int64, device=device)
-        self.draws = torch.zeros((3, *shape), dtype=torch.int64, device=device)  # dy, dx, flip
-        self.uniform = torch.zeros(shape, device=device)  # for a perturbation drawn per image
-        self.place = torch.zeros(1, dtype=torch.int64, device=device)  # the batch of the epoch that comes next
-
-    def seek(self, step: int) -> None:
-        """Make the batch of `step` the next one. Needed at the start and whenever an epoch begins."""
-        epoch, place = divmod(step, self.per_epoch)
-        generator = torch.Generator(self.device).manual_seed((self.recipe.seed * 1_000_003 + epoch) % 2**63)
-        order = torch.randperm(len(self.labels), generator=generator, device=self.device)
-        self.order.copy_(order[: self.order.numel()].view_as(self.order))
-        draws = draw_augmentation(*self.order.shape, pad=self.recipe.pad, generator=generator, device=self.device)
-        self.draws.copy_(torch.stack([draw.to(torch.int64) for draw in draws]))
-        self.uniform.copy_(torch.rand(self.order.shape, generator=generator, device=self.device))
-        self.place.fill_(place)
-
-    def take(self, part: int, parts: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]:
-        """Part `part` of `parts` of the next batch: pixels, labels, crafted pixels if any, uniform draws, rows."""
-        rows = self.order.index_select(0, self.place)[0, part::parts]  # [n]
-        dy, dx, flip = self.draws.index_select(1, self.place)[:, 0, part::parts]  # [n] each
-        uniform = self.uniform.index_select(0, self.place)[0, part::parts]
-        crafted = None if self.adversarial is None else self.pixels(self.adversarial, rows, dy, dx, flip)
-        return self.pixels(None, rows, dy, dx, flip), self.labels[rows], crafted, uniform, rows
-
-    def pixels(self, images: Tensor | None, rows: Tensor, dy: Tensor, dx: Tensor, flip: Tensor) -> Tensor:
-        """Augmented pixels of the rows of `images`, by default the data's."""
-        x = gather(self.images, self.parts, rows) if images is None else images[rows]
-        return to_pixels(x, dy, dx, flip, self.recipe)
-
-    def advance(self) -> None:
-        self.place.add_(1)
-
-    def for_any_length(self) -> None:
-        """Mark the length of datasets as dynamic for the compiler, so that one program serves all of them.
-
-        Otherwise each length is compiled separately, and the compiler gives up at the ninth.
-        """
-        tensors = (self.images, self.labels, self.parts, self.adversarial)
-        per_image = [(tensor, 0) for tensor in tensors if tensor is not None]
-        for tensor, dim in (*per_image, (self.order, 0), (self.draws, 1), (self.uniform, 0)):
-            torch._dynamo.maybe_mark_dynamic(tensor, dim)
-
-
-def to_pixels(x: Tensor, dy: Tensor, dx: Tensor, flip: Tensor, recipe: Recipe) -> Tensor:
-    """Images as the network takes them: augmented, floats in [0, 1], channels last."""
-    if recipe.pad or recipe.flip:
-        x = augment(x, dy, dx, flip == 1 if recipe.flip else None, pad=recipe.pad)
-    x = x.float() / 255 if x.dtype == torch.uint8 else x
-    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
 
 
 class Tally:
@@ -238,63 +152,6 @@ def streamed_head(model: nn.Module, batches: Batches) -> SwappedHead | None:
 
 def _count_right(logits: Tensor, y: Tensor) -> Tensor:
     return (logits.detach().argmax(1) == y).sum()
-
-
-def craft(
-    model: nn.Module, x: Tensor, y: Tensor, eps: Tensor, start: Tensor, adversary: Adversary, *, fold: bool = False
-) -> Tensor:
-    """Adversarial images of `x` within `eps` [n], from `start`; eval mode, and no gradient for parameters.
-
-    `fold` folds batch norm into the convolutions first, which the network must allow.
-    """
-    step = adversary.step if adversary.step is not None else 1 / adversary.steps
-    with frozen(model):
-        logits = folded(model) if fold else model  # type: ignore[arg-type]
-        loss = _crafting_loss(logits, x, y, adversary)
-        gradient = functools.partial(input_gradient, logits, loss)
-        return ascend(gradient, x, start, eps=eps, step_size=eps * step, steps=adversary.steps)
-
-
-def _crafting_loss(
-    model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, adversary: Adversary
-) -> Callable[[Tensor], Tensor]:
-    """What the adversarial images maximise: a function of the logits [n, L] -> [n]."""
-    if adversary.attack not in ("ilcm", "trades"):
-        return lambda z: score("ce", z, y)
-    with torch.no_grad():
-        clean = model(x).float()  # [n, L]
-    if adversary.attack == "trades":
-        return lambda z: kl_divergence(z, clean)
-    target = least_likely(clean, y)
-    return lambda z: score("ce", z, y, target)
-
-
-def begin_attack(
-    x: Tensor, uniform: Tensor, rows: Tensor, draw: Tensor, recipe: Recipe, adversary: Adversary
-) -> tuple[Tensor, Tensor]:
-    """Each image's perturbation [n], and where its attack starts."""
-    low, high = adversary.range
-    eps = low + (high - low) * uniform
-    if not adversary.random_start:
-        return eps, x
-    return eps, random_start(x, eps, "linf", (0.0, 1.0), Noise(recipe.seed, rows), draw)  # type: ignore[arg-type]
-
-
-def craft_once(model: nn.Module, batches: Batches) -> None:
-    """Attack every training image on the current network; later batches mix these images in."""
-    recipe, adversary = batches.recipe, batches.recipe.adversary
-    assert adversary is not None
-    chunk = 1024 if batches.device.type == "cuda" else 512  # large enough to keep the device busy
-    n = len(batches.labels)
-    generator = torch.Generator(batches.device).manual_seed(recipe.seed)
-    uniform = torch.rand(n, generator=generator, device=batches.device)
-    still = torch.full((n,), recipe.pad, device=batches.device)  # no crop, no mirror
-    crafted = torch.empty((n, *batches.shape), device=batches.device)
-    for rows in torch.arange(n, device=batches.device).split(chunk):
-        x = batches.pixels(None, rows, still[rows], still[rows], torch.zeros_like(rows))
-        eps, start = begin_attack(x, uniform[rows], rows, rows.new_zeros(()), recipe, adversary)
-        crafted[rows] = craft(model, x, batches.labels[rows], eps, start, adversary)
-    batches.adversarial = crafted
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> Optimizer:

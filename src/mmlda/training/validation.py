@@ -16,7 +16,8 @@ from mmlda._utils.device import device_of
 from mmlda.data import ImageData
 from mmlda.evaluation.accuracy import accuracy
 from mmlda.models import fast_convolutions
-from mmlda.training.step import Average, share
+from mmlda.training.batches import share
+from mmlda.training.step import Average
 
 __all__ = ["Validation"]
 
