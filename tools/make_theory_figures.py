@@ -15,8 +15,8 @@ import numpy as np
 
 import mmlda
 from mmlda import theory
+from mmlda.theory.bounds import welch_bound
 from mmlda.theory.codes import binary_code
-from mmlda.theory.means import welch_bound
 from mmlda.theory.optimiser import largest_cosine, optimise
 
 FIGURES = Path(__file__).parents[1] / "docs" / "figures"

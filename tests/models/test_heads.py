@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmlda.models.heads import MaxMahalanobisHead, SoftmaxHead
-from mmlda.theory.distribution import MaxMahalanobisDistribution, latent_fit
+from mmlda.theory import MaxMahalanobisDistribution, latent_fit
 from mmlda.theory.means import generate_opt_means, separated_means
 
 

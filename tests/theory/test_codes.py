@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmlda.theory import optimiser
+from mmlda.theory.bounds import cosine_bound, welch_bound
 from mmlda.theory.codes import (
     _POLYNOMIALS,
     BinaryCode,
@@ -25,7 +26,7 @@ from mmlda.theory.codes import (
     chirp_code,
     hadamard,
 )
-from mmlda.theory.means import arrange_means, cosine_bound, max_cosine, separated_means, settled_code, welch_bound
+from mmlda.theory.means import arrange_means, max_cosine, separated_means, settled_code
 
 
 def shift_and_reduce(k, a, b):

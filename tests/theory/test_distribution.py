@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 
-from mmlda.theory.distribution import LatentFit, MaxMahalanobisDistribution, empirical_priors, latent_fit
+from mmlda.theory import LatentFit, MaxMahalanobisDistribution, empirical_priors, latent_fit
 from mmlda.theory.means import generate_opt_means, separated_means
 
 F64 = torch.float64

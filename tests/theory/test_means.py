@@ -10,13 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmlda.theory import robustness_bound
-from mmlda.theory.means import (
-    cosine_bound,
-    generate_opt_means,
-    max_cosine,
-    separated_means,
-    welch_bound,
-)
+from mmlda.theory.bounds import cosine_bound, welch_bound
+from mmlda.theory.means import generate_opt_means, max_cosine, separated_means
 from mmlda.theory.optimiser import optimise
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

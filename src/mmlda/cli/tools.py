@@ -31,17 +31,7 @@ def theory(
     """
     import mmlda
 
-    mu = mmlda.generate_opt_means(C=C, p=max(classes - 1, 1), L=classes)
-    delta = float((mu[0] - mu[1]).norm())
-    values = {
-        "delta": delta,
-        "expected_distance": mmlda.theory.expected_distance(delta),
-        "robustness": float(mmlda.theory.robustness(mu)),
-        "approximate_robustness": float(mmlda.theory.approximate_robustness(mu)),
-        "robustness_bound": mmlda.theory.robustness_bound(classes, C),
-        "bayes_error": float(mmlda.theory.bayes_error(mu)),
-        "soft_target_gap": mmlda.theory.soft_target_gap(classes, C),
-    }
+    values = mmlda.theory.evaluate_theorems(classes, C)
     if plot is not None:
         from mmlda.theory.pictures import theory_curves
 

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmlda._utils.checks import check_choice, check_count, check_priors, invalid
-from mmlda.theory.distribution import check_floating, described, empirical_priors
+from mmlda.theory.arguments import check_floating, described
+from mmlda.theory.distribution import empirical_priors
 
 Priors = Tensor | Sequence[float] | str | None
 

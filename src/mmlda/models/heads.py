@@ -23,9 +23,10 @@ from torch import Tensor, nn
 from mmlda._utils.checks import check_count, check_positive, check_priors
 from mmlda.models import structured
 from mmlda.models.head_base import Head, Priors, autocast
+from mmlda.theory.arguments import check_floating, check_range
 from mmlda.theory.codes import BinaryCode
-from mmlda.theory.distribution import LatentFit, check_floating, latent_fit
-from mmlda.theory.means import check_range, pairwise_distances, separated_means, settled_code
+from mmlda.theory.latent import LatentFit, latent_fit
+from mmlda.theory.means import pairwise_distances, separated_means, settled_code
 
 PLAIN = 1 << 19  # largest number of entries in a matrix of means if a code can replace it
 

@@ -1,32 +1,32 @@
 """The paper's mathematics: pure functions in float64.
 
 `theorems` states the results, `integrals` evaluates them, `means` places the class means (`codes` in closed form,
-`optimiser` by search), and `distribution` is the Max-Mahalanobis distribution itself.
+`optimiser` by search) and `bounds` says how far apart they can be, `distribution` is the Max-Mahalanobis distribution,
+`latent` compares features with it, and `lda` brings classes of any shared covariance into its standard form.
 """
 
-from mmlda.theory.distribution import LatentFit, MaxMahalanobisDistribution, empirical_priors, latent_fit
+from mmlda.theory.bounds import cosine_bound, welch_bound
+from mmlda.theory.distribution import MaxMahalanobisDistribution, empirical_priors
+from mmlda.theory.latent import LatentFit, latent_fit
+from mmlda.theory.lda import discriminants, standard_form, whiten
 from mmlda.theory.means import (
     Arrangement,
     arrange_means,
-    cosine_bound,
     generate_opt_means,
     max_cosine,
     separated_means,
-    welch_bound,
 )
 from mmlda.theory.theorems import (
     approximate_robustness,
     bayes_error,
     bayes_error_estimate,
-    discriminants,
+    evaluate_theorems,
     expected_distance,
     expected_distance_derivative,
     relative_efficiency,
     robustness,
     robustness_bound,
     soft_target_gap,
-    standard_form,
-    whiten,
 )
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "cosine_bound",
     "discriminants",
     "empirical_priors",
+    "evaluate_theorems",
     "expected_distance",
     "expected_distance_derivative",
     "generate_opt_means",

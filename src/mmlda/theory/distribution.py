@@ -1,4 +1,4 @@
-"""The Max-Mahalanobis distribution (Sec. 3.1), and how far given features are from it::
+"""The Max-Mahalanobis distribution (Sec. 3.1)::
 
     P(y = k) = pi_k,    P(z | y = k) = N(z; mu_k, I / precision)
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,35 +17,8 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from mmlda._utils.checks import check_count, check_positive, check_priors, invalid, to_tensor
-from mmlda.theory.means import broadcast_shape, check_range, pairwise_distances, separated_means
-
-
-def described(value: Any) -> str:
-    """Dtype and shape of a tensor, or the type of another value, for error messages."""
-    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-
-
-def check_floating(name: str, value: Any, *shape: int | str) -> None:
-    """Raise ValueError unless `value` is a floating tensor of this shape; strings stand for any size."""
-    right = isinstance(value, Tensor) and value.is_floating_point() and value.dim() == len(shape)
-    if not right or any(size != wanted for size, wanted in zip(value.shape, shape) if isinstance(wanted, int)):
-        wanted = ", ".join(map(str, shape))
-        raise ValueError(f"{name} must be a floating tensor [{wanted}], got {described(value)}")
-
-
-def check_labels(name: str, labels: Any, num_classes: int) -> Tensor:
-    """Return labels [N] as int64; raise ValueError unless they are in 0 .. L - 1. Synchronises with a GPU."""
-    try:
-        labels = torch.as_tensor(labels)
-    except (TypeError, ValueError, RuntimeError):
-        raise ValueError(f"{name} must be int64 [N], got {labels!r}") from None
-    if labels.dim() != 1 or labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise ValueError(f"{name} must be int64 [N], got {described(labels)}")
-    labels = labels.long()
-    outside = labels[(labels < 0) | (labels >= num_classes)]
-    if outside.numel():
-        raise ValueError(f"{name} must be classes from 0 to {num_classes - 1}, got {outside[0].item()}")
-    return labels
+from mmlda.theory.arguments import broadcast_shape, check_labels, check_range, described
+from mmlda.theory.means import pairwise_distances, separated_means
 
 
 def empirical_priors(labels: Tensor | Sequence[int], num_classes: int) -> Tensor:
@@ -315,134 +287,3 @@ def _positive(name: str, value: Any, check_values: bool, like: dict[str, Any]) -
     if check_values and not bool((to_tensor(name, value) > 0).all()):
         raise invalid(name, "> 0", value)
     return value.to(**like)
-
-
-@dataclass(frozen=True)
-class LatentFit:
-    """Features compared with the distribution that the theory assumes: the result of `latent_fit`.
-
-    Each `*_expected` is the average for a sample of the distribution of the same size, so a small sample does not look
-    like a misfit. Printing shows a table.
-
-    Parameters
-    ----------
-    samples
-        Number of features.
-    squared_distance, squared_distance_expected
-        Mean of ||z - mu_y||^2; p / precision.
-    mean_offset, mean_offset_expected
-        Root mean square over classes of ||class mean - mu_k||.
-    mean_cosine, mean_cosine_expected
-        Mean over classes of cos(class mean, mu_k).
-    variance, variance_expected
-        Trace of the within-class covariance divided by p; 1 / precision.
-    covariance_error, covariance_error_expected
-        ||precision * S - I||_F / sqrt(p), with S the pooled within-class covariance.
-
-    Examples
-    --------
-    >>> dist = MaxMahalanobisDistribution(num_classes=3, dim=2, C=4.0)
-    >>> fit = latent_fit(*dist.sample_labeled((100,)), dist.means)
-    >>> print(str(fit).splitlines()[0])
-    latent fit of 100 features                    measured    expected
-    """
-
-    samples: int
-    squared_distance: float
-    squared_distance_expected: float
-    mean_offset: float
-    mean_offset_expected: float
-    mean_cosine: float
-    mean_cosine_expected: float
-    variance: float
-    variance_expected: float
-    covariance_error: float
-    covariance_error_expected: float
-
-    def __str__(self) -> str:
-        rows = (
-            ("E||z - mu_y||^2", self.squared_distance, self.squared_distance_expected),
-            ("||class mean - mu_k||, root mean square", self.mean_offset, self.mean_offset_expected),
-            ("cos(class mean, mu_k), mean", self.mean_cosine, self.mean_cosine_expected),
-            ("within-class variance", self.variance, self.variance_expected),
-            ("||precision * S - I||_F / sqrt(p)", self.covariance_error, self.covariance_error_expected),
-        )
-        title = f"latent fit of {self.samples} features"
-        lines = [f"{title:<42}{'measured':>12}{'expected':>12}"]
-        return "\n".join(lines + [f"{name:<42}{measured:>12.4g}{wanted:>12.4g}" for name, measured, wanted in rows])
-
-
-def latent_fit(z: Tensor, y: Tensor, means: Tensor, precision: float = 1.0) -> LatentFit:
-    """Measure how far features are from the distribution N(mu_y, I / precision) that the theory assumes.
-
-    Cross-entropy alone does not pull z to its mean, so the paper's theorems hold for a trained network only as far as
-    this fit is good: E||z - mu_y||^2 against p / precision, class means against mu, and the within-class covariance
-    against I / precision. Computed in float64; classes without features are left out.
-
-    Parameters
-    ----------
-    z
-        Features `[N, p]`.
-    y
-        Classes `[N]`, int64.
-    means
-        Class means `[L, p]`.
-    precision
-        Inverse variance of each class, > 0.
-
-    Returns
-    -------
-    LatentFit
-        Each measurement with its expected value.
-
-    Raises
-    ------
-    ValueError
-        If shapes or dtypes do not match, a value is NaN or infinite, or there are no more features than classes.
-
-    Examples
-    --------
-    >>> dist = MaxMahalanobisDistribution(num_classes=3, dim=2, C=4.0)
-    >>> z, y = dist.sample_labeled((5000,), generator=torch.Generator().manual_seed(0))
-    >>> fit = latent_fit(z, y, dist.means)
-    >>> round(fit.squared_distance, 1), fit.squared_distance_expected
-    (2.0, 2.0)
-    >>> latent_fit(3 * z, y, dist.means).squared_distance > 30
-    True
-    """
-    precision = check_positive("precision", precision)
-    check_floating("means", means, "L", "p")
-    check_floating("z", z, "N", means.shape[1])
-    for name, values in (("means", means), ("z", z)):
-        if not bool(values.isfinite().all()):
-            raise ValueError(f"{name} must be finite, got NaN or infinity in {list(values.shape)}")
-    L, p = means.shape
-    y = check_labels("y", y, L).to(z.device)
-    if len(y) != len(z):
-        raise ValueError(f"y must have shape [{len(z)}], one label for each row of z, got {list(y.shape)}")
-    z, mu = z.detach().double(), means.detach().to(z.device).double()
-    counts = torch.bincount(y, minlength=L).double()  # [L]
-    present = counts > 0
-    freedom = len(z) - int(present.sum())
-    if freedom < 1:
-        raise ValueError(f"z must have more features than classes, got {len(z)} of {len(z) - freedom} classes")
-
-    centres = torch.zeros_like(mu).index_add_(0, y, z) / counts.clamp(min=1).unsqueeze(1)  # [L, p]
-    within = z - centres[y]  # [N, p]
-    S = within.T @ within / freedom  # [p, p]
-    deviation = precision * S - torch.eye(p, dtype=S.dtype, device=S.device)
-    mu_seen, centres, noise = mu[present], centres[present], p / (precision * counts[present])
-    cosine = torch.nn.functional.cosine_similarity(centres, mu_seen)
-    return LatentFit(
-        samples=len(z),
-        squared_distance=(z - mu[y]).square().sum(1).mean().item(),
-        squared_distance_expected=p / precision,
-        mean_offset=(centres - mu_seen).square().sum(1).mean().sqrt().item(),
-        mean_offset_expected=noise.mean().sqrt().item(),
-        mean_cosine=cosine.mean().item(),
-        mean_cosine_expected=(1 + noise / mu_seen.square().sum(1)).rsqrt().mean().item(),
-        variance=S.trace().item() / p,
-        variance_expected=1 / precision,
-        covariance_error=deviation.norm().item() / math.sqrt(p),
-        covariance_error_expected=math.sqrt((p + 1) / freedom),
-    )

@@ -2,7 +2,7 @@ r"""Class means: Algorithm 1 in closed form, and the best known arrangements whe
 
 `generate_opt_means` is the paper's simplex, for `L <= p + 1`; `separated_means` takes any number of classes, and
 `arrange_means` returns the same means with the construction they come from.
-`max_cosine` measures how close two means are, and `cosine_bound` is a lower bound on it.
+`max_cosine` measures how close two means are.
 """
 
 import itertools
@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from mmlda._utils.checks import check_count, check_positive, to_tensor
+from mmlda.theory.arguments import check_means, check_range
+from mmlda.theory.bounds import cosine_bound
 from mmlda.theory.codes import BinaryCode, ChirpCode, binary_code, chirp_code
 from mmlda.theory.optimiser import evaluations, largest_cosine, optimise
 
@@ -295,96 +297,11 @@ def pairwise_distances(z: Tensor, means: Tensor) -> Tensor:
     return torch.cdist(z, means, compute_mode="donot_use_mm_for_euclid_dist")
 
 
-def check_means(mu: Tensor) -> Tensor:
-    """Return means [L, p]; raise ValueError for another shape."""
-    if mu.dim() != 2 or mu.shape[0] < 2 or mu.shape[1] < 1:
-        raise ValueError(f"means must have shape [L, p] with L >= 2 and p >= 1, got {list(mu.shape)}")
-    return mu
-
-
-def cosine_bound(num_classes: int, dim: int) -> float:
-    r"""Lower bound on the largest cosine between L directions in p dimensions.
-
-    Rankin's: `-1 / (L - 1)` for `L <= p + 1` and 0 for `L <= 2p`, both attained. Beyond, Levenshtein's
-    linear-programming bound (1979), attained by the polygons, the icosahedron, E8 and other sharp codes.
-
-    Parameters
-    ----------
-    num_classes
-        Number of classes L, >= 2.
-    dim
-        Dimension p, >= 1.
-
-    Returns
-    -------
-    float
-        A cosine in [-1, 1].
-
-    Examples
-    --------
-    >>> round(cosine_bound(12, 3) ** 2, 9), round(cosine_bound(240, 8), 9)  # icosahedron, E8
-    (0.2, 0.5)
-    """
-    L, p = check_count("num_classes", num_classes, 2), check_count("dim", dim, 1)
-    if L <= p + 1:
-        return -1.0 / (L - 1)
-    if L <= 2 * p:
-        return 0.0
-    if p == 1:
-        return 1.0  # a third point on a line coincides with another
-    if p == 2:
-        return math.cos(2 * math.pi / L)  # Levenshtein's bound too, but of degree L
-    return _levenshtein(L, p)
-
-
-def welch_bound(num_classes: int, dim: int) -> float:
-    r"""Welch's lower bound on the largest absolute cosine, `sqrt((L - p) / (p (L - 1)))` (0 for `L <= p`).
-
-    It applies to lines, not directions: means may have a largest cosine below it, because two opposite means
-    are as far apart as possible but share a line. Compare means with `cosine_bound`.
-
-    Parameters
-    ----------
-    num_classes
-        Number of classes L, >= 2.
-    dim
-        Dimension p, >= 1.
-
-    Returns
-    -------
-    float
-        A cosine in [0, 1].
-
-    Examples
-    --------
-    >>> round(welch_bound(100, 64), 4)
-    0.0754
-    """
-    L, p = check_count("num_classes", num_classes, 2), check_count("dim", dim, 1)
-    return math.sqrt(max(0, L - p) / (p * (L - 1)))
-
-
 def _scale(C: float, dtype: torch.dtype) -> float:
     """sqrt(C); raises ValueError if the dtype cannot hold it."""
     if dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         raise ValueError(f"dtype must be float16, bfloat16, float32 or float64, got {dtype}")
     return check_range("sqrt(C)", math.sqrt(C), dtype)
-
-
-def check_range(name: str, value: float, dtype: torch.dtype) -> float:
-    """Return a number > 0; raise ValueError if the dtype cannot hold it."""
-    info = torch.finfo(dtype)
-    if not info.tiny <= value <= info.max:
-        raise ValueError(f"{name} must be from {info.tiny:.2g} to {info.max:.2g} in {dtype}, got {value!r}")
-    return value
-
-
-def broadcast_shape(*shapes: torch.Size) -> torch.Size | None:
-    """The shape that these broadcast to; None if they do not."""
-    try:
-        return torch.broadcast_shapes(*shapes)
-    except RuntimeError:
-        return None
 
 
 def _pairs(L: int, p: int) -> Tensor:
@@ -397,55 +314,3 @@ def _pairs(L: int, p: int) -> Tensor:
     if L % 2:
         mu[-3:, pairs : pairs + 2] = generate_opt_means(1.0, 2, 3)
     return mu
-
-
-# ---- Levenshtein's bound -------------------------------------------------------------------------------------
-
-
-def _levenshtein(L: int, p: int) -> float:
-    r"""The s at which Levenshtein's bound on the number of points with cosines <= s equals L.
-
-    The bound is a chain of functions L_1, L_2, ..., each valid between two zeros of adjacent Jacobi polynomials
-    and increasing in s; at the joints it is the Delsarte-Goethals-Seidel number D_m of a tight m-design. So L
-    between D_m and D_{m+1} picks L_m, and s follows by bisection.
-    """
-    m = 1
-    while _design_size(p, m + 1) < L:
-        m += 1
-    k = (m + 1) // 2
-    if m % 2:  # L_{2k-1}: from t_{k-1}^{1,1} to t_k^{1,0}
-        lo, hi = _jacobi_zero(p, k - 1, 1), _jacobi_zero(p, k, 0)
-    else:  # L_{2k}: from t_k^{1,0} to t_k^{1,1}
-        lo, hi = _jacobi_zero(p, k, 0), _jacobi_zero(p, k, 1)
-    for _ in range(100):
-        s = (lo + hi) / 2
-        lo, hi = (s, hi) if _levenshtein_size(p, m, s) < L else (lo, s)
-    return max(0.0, lo)
-
-
-def _design_size(p: int, m: int) -> int:
-    k = m // 2
-    if m % 2:
-        return 2 * math.comb(p + k - 1, p - 1)
-    return math.comb(p + k - 1, p - 1) + math.comb(p + k - 2, p - 1)
-
-
-def _levenshtein_size(p: int, m: int, s: float) -> float:
-    k = (m + 1) // 2
-    P = [1.0, s]  # Gegenbauer polynomials of dimension p, with P(1) = 1
-    for n in range(1, k + 1):
-        P.append(((2 * n + p - 2) * s * P[n] - n * P[n - 1]) / (n + p - 2))
-    if m % 2:
-        tail = (P[k - 1] - P[k]) / ((1 - s) * P[k])
-        return math.comb(k + p - 3, k - 1) * ((2 * k + p - 3) / (p - 1) - tail)
-    tail = (1 + s) * (P[k] - P[k + 1]) / ((1 - s) * (P[k] + P[k + 1]))
-    return math.comb(k + p - 2, k) * ((2 * k + p - 1) / (p - 1) - tail)
-
-
-def _jacobi_zero(p: int, k: int, b: int) -> float:
-    """Largest zero of the Jacobi polynomial of degree k with parameters (1, b) + (p - 3) / 2; -1 for k = 0."""
-    if k == 0:
-        return -1.0
-    from scipy.special import roots_jacobi
-
-    return float(roots_jacobi(k, 1 + (p - 3) / 2, b + (p - 3) / 2)[0][-1])

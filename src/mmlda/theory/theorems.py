@@ -1,4 +1,4 @@
-r"""The paper's theorems as functions: efficiency, distance to the boundary, robustness, standard form.
+r"""The paper's theorems as functions: efficiency, distance to the boundary, robustness, Bayes error.
 
 The functions are pure and compute in float64. Scalars return a Python float, arrays (and lists) an array,
 tensors a tensor on the same device; the arguments of elementwise functions broadcast. `docs/theory.md`
@@ -13,39 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmlda._utils.checks import check_count, check_positive, check_priors, invalid, to_tensor
+from mmlda._utils.checks import check_count, check_positive, invalid
+from mmlda.theory.arguments import lift, mixture
 from mmlda.theory.integrals import efficiency, sampled_error, simplex_error, two_class_error
-from mmlda.theory.means import broadcast_shape, check_means, pairwise_distances
-
-# ---- Arguments ------------------------------------------------------------------------------------------
-
-
-def _lift(broadcast: bool = False, **values: Any) -> tuple[list[Tensor], Callable[[Tensor], Any]]:
-    """The values as float64 tensors on one device, and a function that converts tensors back to the values' type.
-
-    With `broadcast`, raises if their shapes do not broadcast.
-    """
-    device = next((v.device for v in values.values() if isinstance(v, Tensor)), None)
-    tensors = [to_tensor(name, v, device) for name, v in values.items()]
-    if broadcast and broadcast_shape(*(t.shape for t in tensors)) is None:
-        shapes = " and ".join(str(list(t.shape)) for t in tensors)
-        raise ValueError(f"{' and '.join(values)} must have shapes that broadcast, got {shapes}")
-    if any(isinstance(v, Tensor) for v in values.values()):
-        return tensors, lambda t: t
-    if any(isinstance(v, np.ndarray | list | tuple) for v in values.values()):
-        return tensors, lambda t: t.numpy()[()]  # a 0-d result is a NumPy scalar, as from NumPy's own functions
-    return tensors, lambda t: t.item()
-
-
-def _mixture(means: Any, priors: Any, positive: bool = False) -> tuple[Tensor, Tensor, Callable[[Tensor], Any]]:
-    """Means [L, p] and priors [L] as tensors, and `_lift`'s function."""
-    (mu,), back = _lift(means=means)
-    pi = check_priors(priors, len(check_means(mu)), positive=positive)
-    return mu, pi.to(mu.device), back
+from mmlda.theory.means import generate_opt_means, pairwise_distances
 
 
 def _delta_zeta(delta: Any, zeta: Any) -> tuple[Tensor, Tensor, Callable[[Tensor], Any]]:
-    (d, z), back = _lift(broadcast=True, delta=delta, zeta=zeta)
+    (d, z), back = lift(broadcast=True, delta=delta, zeta=zeta)
     if (d < 0).any():
         raise invalid("delta", ">= 0, as a distance is", delta)
     return d, z, back
@@ -193,7 +168,7 @@ def robustness(means: Any, priors: Any = None) -> Any:
     >>> round(float(robustness([[1.0], [-1.0]])), 6)
     1.166631
     """
-    mu, pi, back = _mixture(means, priors, positive=True)
+    mu, pi, back = mixture(means, priors, positive=True)
     expected = expected_distance(pairwise_distances(mu, mu), pi.log()[:, None] - pi.log())  # [L, L]
     return back(_off_diagonal(expected).min())
 
@@ -216,7 +191,7 @@ def approximate_robustness(means: Any) -> Any:
     >>> float(approximate_robustness([[5.0], [-5.0]]))
     5.0
     """
-    mu, _, back = _mixture(means, None)
+    mu, _, back = mixture(means, None)
     return back(_off_diagonal(pairwise_distances(mu, mu)).min() / 2)
 
 
@@ -277,7 +252,7 @@ def soft_target_gap(num_classes: Any, C: Any, precision: float = 1.0) -> Any:
 
 
 def _classes_and_scale(num_classes: Any, C: Any) -> tuple[Tensor, Tensor, Callable[[Tensor], Any]]:
-    (L, C_), back = _lift(broadcast=True, num_classes=num_classes, C=C)
+    (L, C_), back = lift(broadcast=True, num_classes=num_classes, C=C)
     if (L < 2).any() or (L != L.round()).any():
         raise invalid("num_classes", "an integer >= 2", num_classes)
     if (C_ <= 0).any():
@@ -322,7 +297,7 @@ def bayes_error(means: Any, priors: Any = None, *, samples: int = 1 << 17, seed:
     >>> round(float(bayes_error([[1.0], [-1.0]])), 6)  # Phi(-1)
     0.158655
     """
-    mu, pi, back = _mixture(means, priors)
+    mu, pi, back = mixture(means, priors)
     if len(mu) == 2:
         return back(two_class_error(torch.linalg.vector_norm(mu[0] - mu[1]), pi))
     delta = _off_diagonal(pairwise_distances(mu, mu))
@@ -364,108 +339,42 @@ def bayes_error_estimate(means: Any, priors: Any = None, *, samples: int = 1 << 
     >>> bool(abs(error - 0.158655) < 4 * standard_error < 0.01)
     True
     """
-    mu, pi, back = _mixture(means, priors)
+    mu, pi, back = mixture(means, priors)
     error, standard_error = sampled_error(mu, pi, check_count("samples", samples, 2), check_count("seed", seed, 0))
     return back(error), back(standard_error)
 
 
-# ---- Assumptions 2-3: standard form, and the discriminants ---------------------------------------------------
+# ---- All of them ---------------------------------------------------------------------------------------------
 
 
-def whiten(x: Any, means: Any, covariance: Any) -> Any:
-    r"""Transform points so that classes of a shared covariance get unit covariance (Assumption 2 to Assumption 3)::
-
-        Q^{-1} (x - mean of the means),  Sigma = Q Q^T,  Q lower triangular
+def evaluate_theorems(num_classes: int, C: float = 100.0) -> dict[str, float]:
+    r"""Evaluate the theorems for the means of `generate_opt_means` and equal priors.
 
     Parameters
     ----------
-    x
-        Points `[..., p]`.
-    means
-        Class means `[L, p]`.
-    covariance
-        Covariance `[p, p]` of every class, symmetric and positive definite.
+    num_classes
+        Number of classes L, >= 2.
+    C
+        Squared norm of the means, > 0.
 
     Returns
     -------
-    array or tensor
-        Transformed points `[..., p]`.
-
-    Raises
-    ------
-    ValueError
-        If the shapes do not match, or the covariance is not symmetric and positive definite.
+    dict of str to float
+        The distance `delta` between two classes, and the functions of this module by name.
 
     Examples
     --------
-    >>> whiten([[3.0, 1.0]], [[1.0, 1.0], [-1.0, 1.0]], [[9.0, 0.0], [0.0, 1.0]])
-    array([[1., 0.]])
+    >>> round(evaluate_theorems(10)["robustness_bound"], 4)
+    7.4536
     """
-    (points, mu, sigma), back = _lift(x=x, means=means, covariance=covariance)
-    p = check_means(mu).shape[1]
-    if points.dim() < 1 or points.shape[-1] != p:
-        raise ValueError(f"x must have shape [..., {p}] like the means, got {list(points.shape)}")
-    if sigma.shape != (p, p):
-        raise ValueError(f"covariance must have shape [{p}, {p}], got {list(sigma.shape)}")
-    if not torch.allclose(sigma, sigma.T, rtol=1e-6, atol=1e-9 * sigma.abs().max().item()):
-        raise ValueError(f"covariance must be symmetric, got {covariance!r}")
-    Q, info = torch.linalg.cholesky_ex(sigma)
-    if info.item() != 0:
-        raise ValueError(f"covariance must be positive definite, got {covariance!r}")
-    centred = (points - mu.mean(0)).reshape(-1, p)
-    return back(torch.linalg.solve_triangular(Q, centred.T, upper=False).T.reshape(points.shape))
-
-
-def standard_form(means: Any, covariance: Any) -> Any:
-    r"""Means of Assumption 3: unit covariance, zero sum, the same Mahalanobis distances.
-
-    `whiten(x, means, covariance)` transforms data in the same way.
-
-    Parameters
-    ----------
-    means
-        Class means `[L, p]`.
-    covariance
-        Covariance `[p, p]` of every class, symmetric and positive definite.
-
-    Returns
-    -------
-    array or tensor
-        Means `[L, p]`.
-
-    Examples
-    --------
-    >>> standard_form([[1.0, 0.0], [3.0, 0.0]], [[4.0, 0.0], [0.0, 1.0]])
-    array([[-0.5,  0. ],
-           [ 0.5,  0. ]])
-    """
-    return whiten(means, means, covariance)
-
-
-def discriminants(means: Any, priors: Any = None) -> tuple[Any, Any]:
-    r"""Fisher's linear discriminants between pairs of classes, `lambda_ij(x) = beta_ij + alpha_ij . x`.
-
-    `alpha_ij = mu_i - mu_j` and `beta_ij = log(pi_i / pi_j) + (|mu_j|^2 - |mu_i|^2) / 2`; class i is more probable
-    than j where `lambda_ij(x) > 0`.
-
-    Parameters
-    ----------
-    means
-        Class means `[L, p]`.
-    priors
-        Class priors `[L]`, > 0 (default: uniform).
-
-    Returns
-    -------
-    tuple of array or tensor
-        `alpha` `[L, L, p]` and `beta` `[L, L]`.
-
-    Examples
-    --------
-    >>> alpha, beta = discriminants([[1.0, 0.0], [0.0, 2.0]])
-    >>> alpha[0, 1].tolist(), float(beta[0, 1])
-    ([1.0, -2.0], 1.5)
-    """
-    mu, pi, back = _mixture(means, priors, positive=True)
-    score = pi.log() - (mu**2).sum(1) / 2  # [L]
-    return back(mu[:, None] - mu), back(score[:, None] - score)
+    mu = generate_opt_means(C=C, p=max(num_classes - 1, 1), L=num_classes)
+    delta = float((mu[0] - mu[1]).norm())
+    return {
+        "delta": delta,
+        "expected_distance": expected_distance(delta),
+        "robustness": float(robustness(mu)),
+        "approximate_robustness": float(approximate_robustness(mu)),
+        "robustness_bound": robustness_bound(num_classes, C),
+        "bayes_error": float(bayes_error(mu)),
+        "soft_target_gap": soft_target_gap(num_classes, C),
+    }
