@@ -64,13 +64,14 @@ class Streamed(torch.nn.Module):
     """The streamed loss of a network whose head has no matrix of means."""
 
     def __init__(self, seed):
-        from mmlda.models import Classifier, conv_net, heads
+        from mmlda.models import Classifier, conv_net
+        from mmlda.models.heads import max_mahalanobis
 
         super().__init__()
-        heads.PLAIN = 0
+        max_mahalanobis.PLAIN = 0
         torch.manual_seed(seed)
         self.model = Classifier(conv_net(width=4, batch_norm=False), MaxMahalanobisHead(281, 20, C=2.0))
-        heads.PLAIN = 1 << 19
+        max_mahalanobis.PLAIN = 1 << 19
         assert self.model.head.structured
 
     def forward(self, x, y):

@@ -5,7 +5,7 @@ import torch
 
 import mmlda
 from mmlda.models import build, saved
-from mmlda.models.heads import separated_means
+from mmlda.theory import separated_means
 
 CONFIG = {"backbone": "conv_net", "width": 4, "head": "mmlda", "dim": 12}
 
@@ -55,7 +55,7 @@ def test_weights_that_are_not_floats_are_refused(dtype):
 def test_means_come_from_the_weights(monkeypatch):
     """Means of many classes in few dimensions would be searched for, which takes minutes."""
     model = build({**CONFIG, "num_classes": 30}, seed=0)
-    monkeypatch.setattr("mmlda.models.heads.separated_means", None)
+    monkeypatch.setattr("mmlda.models.heads.max_mahalanobis.separated_means", None)
     again = saved.restore({**CONFIG, "num_classes": 30}, model.state_dict(), "here")
     assert torch.equal(again.head.means, model.head.means) and separated_means is not None
 

@@ -18,10 +18,10 @@ from mmlda.models import (
     SwappedHead,
     build,
     conv_net,
-    heads,
     structured,
     swap_head,
 )
+from mmlda.models.heads import max_mahalanobis
 from mmlda.theory import separated_means
 from mmlda.theory.codes import hadamard
 from mmlda.training import Recipe
@@ -48,7 +48,7 @@ SMALL = (281, 20)
 
 @pytest.fixture(autouse=True)
 def always_structured(monkeypatch):
-    monkeypatch.setattr(heads, "PLAIN", 0)
+    monkeypatch.setattr(max_mahalanobis, "PLAIN", 0)
     monkeypatch.setattr(structured, "BLOCK", 64)  # several blocks
 
 

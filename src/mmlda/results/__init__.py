@@ -4,7 +4,8 @@ from mmlda.results.intervals import difference_interval, wilson
 from mmlda.results.labels import HEADS, attack_labels, differing, label, plain_head
 from mmlda.results.packing import pack
 from mmlda.results.provenance import code_version, device_name, head_of, measured_on, traced, versions, weights_digest
-from mmlda.results.record import Result, find_result, find_results, load_all
+from mmlda.results.record import Result
+from mmlda.results.search import find_result, find_results, load_all
 from mmlda.results.upgrade import SCHEMA
 
 __all__ = [

@@ -16,7 +16,8 @@ from typing import Any
 from mmlda._utils.checks import invalid
 from mmlda._utils.files import write_whole
 from mmlda.results.columns import join_columns, read_columns
-from mmlda.results.record import SHARED, Result, find_results, read_file
+from mmlda.results.record import SHARED, Result, read_file
+from mmlda.results.search import find_results
 from mmlda.results.upgrade import SCHEMA
 
 REQUIRED = ("name", "kind", "what", "value")
