@@ -2,9 +2,9 @@
 
     build("results", "report.html")
 
-`entries.py` puts results in the page's order; `tables.py`, `summary.py` and `gallery.py` make plain records of them,
-`figures.py` draws, `glossary.py` defines abbreviations, `page.html` is the layout. The content of result files is
-treated as text: the template escapes it, and the page's security policy runs only the page's own script.
+`entries.py` puts results in the page's order; `tables.py`, `summary.py`, `provenance.py` and `gallery.py` make plain
+records of them, `figures.py` draws, `glossary.py` defines abbreviations, `page.html` is the layout. The content of
+result files is treated as text: the template escapes it, and the page's security policy runs only the page's own script.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from mmlda._utils.checks import damaged
 from mmlda._utils.files import write_whole
-from mmlda.report import figures, gallery, summary, tables
+from mmlda.report import figures, gallery, provenance, summary, tables
 from mmlda.report.entries import Entry, fixed, grouped, notes_of, number, of_kind, percent
 from mmlda.report.glossary import Glossary
 from mmlda.results import find_results
@@ -136,17 +136,17 @@ def render(entries: list[Entry], title: str | None = None, runs: Sequence[str] =
         claims=summary.claims(entries),
         groups=groups,
         group_notes=tables.mark_notes(tile.cell for _, tiles in groups for tile in tiles),
-        scale=summary.scale(entries),
+        scale=provenance.scale(entries),
         tables=tables.tables(entries),
         figures=[*_latent(entries), *_biased(entries), *_chosen(entries), *_theory(entries)],
         panels=gallery.panels(entries),
         picture_notes=notes_of(of_kind(entries, "fig4")),
-        sources=summary.sources(entries),
+        sources=provenance.sources(entries),
         runs=runs,
-        unplaced=partial(summary.unplaced, entries),
+        unplaced=partial(provenance.unplaced, entries),
         define=glossary.define,
         glossary=glossary.all,
-        provenance=summary.provenance(entries),
+        provenance=provenance.provenance(entries),
     )
 
 
