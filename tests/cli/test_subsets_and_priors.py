@@ -21,12 +21,8 @@ def tail(tmp_path_factory):
 
 
 def test_train_on_a_sample_with_validation_resumes_from_the_folder_alone(tmp_path):
-    first = json.loads(
-        mmlda(
-            "train", "--data", "digits", "--n", 300, "--validation", 60, "--keep-best", "--patience", 50, "--steps", 20,
-            "--model", "width=4", "--out", tmp_path, "--json",
-        ).stdout
-    )  # fmt: skip
+    words = "train --data digits --n 300 --validation 60 --keep-best --patience 50 --steps 20 --model width=4 --json"
+    first = json.loads(mmlda(*words.split(), "--out", tmp_path).stdout)
     assert first["steps"] == 20 and first["validation"]["images"] == 60
     again = mmlda("train", "--out", tmp_path)
     assert f"test error {100 - 100 * first['accuracy']:.2f}% on 360 images" in again.stdout
@@ -38,9 +34,8 @@ def test_train_on_a_sample_with_validation_resumes_from_the_folder_alone(tmp_pat
 
 
 def test_priors_of_training_and_of_prediction(tail, tmp_path):
-    words = ("--head", "softmax")
-    mmlda("train", "--data", tail, *words, "--priors", "empirical", "--recipe", "digits-mmlda", "--steps", 60,
-          "--model", "depth=8", "--model", "width=4", "--out", tmp_path)  # fmt: skip
+    words = "--head softmax --priors empirical --recipe digits-mmlda --steps 60 --model depth=8 --model width=4"
+    mmlda("train", "--data", tail, *words.split(), "--out", tmp_path)
     config = json.loads((tmp_path / "run.json").read_text())["model"]
     assert config["priors"][0] > 10 * config["priors"][9]
     results = [

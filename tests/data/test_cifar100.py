@@ -80,8 +80,10 @@ def test_fetch_and_check(server, tmp_path, monkeypatch):
     archive = tar_bytes([(name, cifar100_bin(*part)) for name, part in zip(names, (train, test))])
     server.files["cifar-100-binary.tar.gz"] = archive
     source = fetch.Web((server.address,), (known("cifar-100-binary.tar.gz", archive),))
-    made = [data.ImageData(*map(torch.from_numpy, (x, y.astype(np.int64))), data.CLASSES["cifar100"])
-            for x, y, _ in (train, test)]  # fmt: skip
+    made = [
+        data.ImageData(*map(torch.from_numpy, (x, y.astype(np.int64))), data.CLASSES["cifar100"])
+        for x, y, _ in (train, test)
+    ]
     monkeypatch.setitem(fetch.CONTENT, "cifar100", fetch.content("cifar100", *made))
     assert fetch.fetch("cifar100", tmp_path, [source]) == tmp_path / "cifar100" / "cifar-100-binary"
     assert fetch.check("cifar100", tmp_path).ok

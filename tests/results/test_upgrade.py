@@ -35,22 +35,41 @@ def test_an_old_file_keeps_its_value_and_label(name, tmp_path):
 FIELDS = {
     "table1-cifar10-mm-lda-adam-1": {"head": "mmlda", "recipe": "cifar10-mmlda-adam", "seed": 1, "cell": {}},
     "table2-mnist-sr-jsma-0.04-softmax-random-0": {
-        "attack": "JSMA", "eps": 0.04, "target": "random", "cell": {"surface": "softmax"}, "recipe": "mnist-sr"},
+        "attack": "JSMA",
+        "eps": 0.04,
+        "target": "random",
+        "cell": {"surface": "softmax"},
+        "recipe": "mnist-sr",
+    },
     "table2-mnist-sr-sat-bim-0.12-0": {"fine_tuning": "sat", "recipe": "mnist-sat", "attack": "BIM", "eps": 0.12},
     "table3-mnist-sr-random-0": {"attack": "CarliniWagner", "target": "random", "compiled": True, "unit": "distortion"},
     "worst-mnist-sr-hat-bim-0.12-0": {"attack": "WorstCase", "fine_tuning": "hat", "train_steps": 10_000},
     "fig3-cifar10-BP2-10-mm-lda-true-priors-0": {
-        "recipe": "cifar10-mmlda", "cell": {"set": "BP2-10", "priors": "true", "family": "BP2", "index": 10}},
+        "recipe": "cifar10-mmlda",
+        "cell": {"set": "BP2-10", "priors": "true", "family": "BP2", "index": 10},
+    },
     "fig5-cifar10-C2-0": {"head": "mmlda", "network": "", "cell": {"C": 100.0, "log10_C": 2.0}},
     "suspect-mnist-centre-loss-logits-bim-0.12-0": {
-        "recipe": "mnist-mmlda", "cell": {"view": "logits", "variant": "centre loss"}, "attack_steps": 10},
+        "recipe": "mnist-mmlda",
+        "cell": {"view": "logits", "variant": "centre loss"},
+        "attack_steps": 10,
+    },
     "suspect-mnist-sr-ships-logits-bim-0.12-0": {"recipe": "mnist-sr", "cell": {"view": "logits", "shipped": True}},
     "claim-cifar10-table3-random-adam": {
-        "claim": "table3", "target": "random", "head": "mmlda", "recipe": "cifar10-mmlda-adam"},
+        "claim": "table3",
+        "target": "random",
+        "head": "mmlda",
+        "recipe": "cifar10-mmlda-adam",
+    },
     "audit-mnist-sr-sat-bim-0-04-0.12-0": {
-        "attack": "", "eps": 0.12, "attack_steps": 20, "fine_tuning": "sat", "train_steps": 10_000},
+        "attack": "",
+        "eps": 0.12,
+        "attack_steps": 20,
+        "fine_tuning": "sat",
+        "train_steps": 10_000,
+    },
     "theory": {"dataset": "", "cell": {}},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FIELDS)

@@ -58,10 +58,10 @@ def test_early_stopping(parts, tmp_path):
     rest, held = parts
     still = dataclasses.replace(RECIPE, lr=0.0, weight_decay=0.0)
     model = net(batch_norm=False)
-    run = mmlda.fit(model, rest, still, validation=held, validate_every=5, patience=2, out=tmp_path, show=False)
+    early = {"validation": held, "validate_every": 5, "patience": 2, "out": tmp_path, "show": False}
+    run = mmlda.fit(model, rest, still, **early)
     assert run.step == 15 and run.history[-1]["step"] == 15  # the first is the best, then two without improvement
-    again = mmlda.fit(net(batch_norm=False), rest, still, validation=held, validate_every=5, patience=2, out=tmp_path,
-                      show=False)  # fmt: skip
+    again = mmlda.fit(net(batch_norm=False), rest, still, **early)
     assert again.step == 15 and len(again.history) == len(run.history)
 
 
