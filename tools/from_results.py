@@ -11,7 +11,12 @@ from typing import Any
 
 from mmlda._utils.files import write_whole
 from mmlda.paper import numbers
+from mmlda.paper.setup import TUNING
+from mmlda.report.entries import fixed, size
 from mmlda.results import Result, load_all
+from mmlda.training.recipes import RECIPES
+
+__all__ = ["DATA", "RESULTS", "ROOT", "fixed", "load", "mean", "percent", "select", "size", "source", "table", "write"]
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -37,11 +42,6 @@ def _has(result: Result, name: str, wanted: Any) -> bool:
     return math.isclose(value or 0.0, wanted) if isinstance(wanted, float) else value == wanted
 
 
-def fixed(value: float | None, digits: int = 1, sign: bool = False) -> str:
-    """A number with a true minus sign; a dash for None."""
-    return "–" if value is None else f"{round(value, digits) + 0.0:{'+' if sign else ''}.{digits}f}".replace("-", "−")
-
-
 def percent(share: float | None, digits: int = 1) -> str:
     return fixed(None if share is None else round(100 * share, 9), digits)
 
@@ -49,12 +49,6 @@ def percent(share: float | None, digits: int = 1) -> str:
 def mean(results: Sequence[Result]) -> float | None:
     """The mean over seeds; None where nothing was measured."""
     return statistics.fmean(r.number for r in results) if results else None
-
-
-def size(eps: float) -> str:
-    """A perturbation as it is usually written, such as 8/255 or 0.04."""
-    text = f"{eps:g}"
-    return text if len(text) < 6 else f"{255 * eps:.0f}/255"
 
 
 def table(head: str, rows: Iterable[Sequence[str]]) -> str:
@@ -71,10 +65,20 @@ def source(results: Sequence[Result], up: str = "..") -> str:
     words = [" to ".join(f"{n:,}" for n in dict.fromkeys((counts[0], counts[-1]))) + " images"]
     words.append(f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}")
     words += [f"{r.device}, torch {r.versions.get('torch', '').split('+')[0]}" for r in results]
-    words += [f"{DATA[r.dataset]}: {part}" for r in results for part in r.note.split("; ") if "steps" in part]
+    words += [f"{DATA[r.dataset]}: {text}" for r in results if (text := _training_scale(r))]
     files = dict.fromkeys(f"{r.dataset}/{r.kind}.jsonl" for r in results)
     links = ", ".join(f"[{file}]({up}/results/{file})" for file in files)
     return f"\n*{'; '.join(dict.fromkeys(words))}. Results: {links}.*\n"
+
+
+def _training_scale(result: Result) -> str:
+    """The training steps in words, where they are not the paper's; networks trained on PGD are not the paper's."""
+    full, kind = RECIPES[f"{result.dataset}-sr"].steps, "training steps"
+    if result.fine_tuning:
+        full, kind = round(full * TUNING[result.dataset]), "steps of fine-tuning"
+    elif (result.recipe_settings or {}).get("adversary"):
+        return ""
+    return "" if result.train_steps in (None, full) else f"{result.train_steps} {kind}, not {full}"
 
 
 def write(script: str, pages: dict[Path, dict[str, str]]) -> None:

@@ -4,7 +4,7 @@
 
 `entries.py` puts results in the page's order; `tables.py`, `summary.py`, `provenance.py` and `gallery.py` make plain
 records of them, `figures.py` draws, `glossary.py` defines abbreviations, `page.html` is the layout. The content of
-result files is treated as text: the template escapes it, and the page's security policy runs only the page's own script.
+result files is treated as text: the template escapes it, and the page's security policy runs only its own script.
 """
 
 from __future__ import annotations

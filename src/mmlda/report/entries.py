@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mmlda._utils.text import eps_text
 from mmlda.results import Result, label, plain_head
 
 DATA = {"digits": "digits", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
@@ -133,9 +134,7 @@ def size(eps: float | None) -> str:
     >>> size(8 / 255), size(0.04), size(0.2)
     ('8/255', '0.04', '0.2')
     """
-    text = plain(eps)
-    steps = 0 if eps is None else round(255 * eps)
-    return f"{steps}/255" if eps is not None and len(text) > 5 and abs(255 * eps - steps) < 1e-6 else text
+    return "–" if eps is None else eps_text(eps, 4)
 
 
 def rank(order: Iterable[str]) -> Callable[[str], tuple[int, str]]:
