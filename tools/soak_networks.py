@@ -332,8 +332,8 @@ def main(n: int = 200, seed: int = 0, out: Path | str | None = OUT) -> dict[str,
                 print(name, found["networks"][name], flush=True)
             done = found["networks"]
             found["verdicts"] = {
-                word: dict(Counter(row["verdict"] for key, row in done.items() if key.startswith(word)))
-                for word in ("masked", "honest")
+                word: dict(Counter(done[key]["verdict"] for k in range(count) if (key := f"{word} {k}") in done))
+                for word, count in (("masked", n), ("honest", n // 4))
             }
             if path is not None:
                 write_whole(path, (json.dumps(found, indent=1) + "\n").encode())

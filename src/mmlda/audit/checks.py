@@ -63,6 +63,8 @@ class Check:
         The value of `passed` on the other side of the limit.
     count, of
         `measured` is the share `count / of` of images; `count` is None where it is not a share.
+    unit
+        "share", or "" for a cosine and for nats.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Check:
     otherwise: bool | None = None
     count: int | None = None
     of: int = 0
+    unit: str = "share"
 
     @property
     def margin(self) -> int | None:
@@ -208,7 +211,7 @@ def _checks(e: Evidence) -> Iterator[Check]:
         cosine = p.number("agreement")
         good = cosine >= AGREEMENT
         yield few("randomness", _broken(e, lambda t: t.view == "averaged"), below=None)
-        yield Check(name="averaging", measured=cosine, limit=AGREEMENT, passed=good, otherwise=not good)
+        yield Check(name="averaging", measured=cosine, limit=AGREEMENT, passed=good, otherwise=not good, unit="")
     else:
         yield Check(name="randomness", passed=True)
     if p.steps:
@@ -217,7 +220,7 @@ def _checks(e: Evidence) -> Iterator[Check]:
         yield Check(name="rounding", measured=p.numbers.get("no_gradient"))
     else:
         yield Check(name="rounding", passed=True)
-    yield Check(name="gaps", measured=p.number("median_gap"))
+    yield Check(name="gaps", measured=p.number("median_gap"), unit="")
 
 
 def _counted(

@@ -194,8 +194,7 @@ class Audit(Evidence):
 
 
 def _entry(check: Check, e: Evidence) -> dict[str, Any]:
-    unit = "" if check.name in ("averaging", "gaps") else "share"
-    found = {"value": check.measured, "limit": check.limit, "passed": check.passed, "unit": unit}
+    found = {"value": check.measured, "limit": check.limit, "passed": check.passed, "unit": check.unit}
     return {"test": check.name, "words": text.describe(check, e), **found}
 
 
