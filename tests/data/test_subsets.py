@@ -3,10 +3,11 @@
 import pytest
 import torch
 from dataset_files import made_up
+from torch.utils.data import DataLoader, TensorDataset
 
 import mmlda
 from mmlda.attacks import FGSM
-from mmlda.data import ImageData, holdout, load, long_tailed, stratified
+from mmlda.data import ImageData, biased, digit_strings, folds, holdout, load, long_tailed, split, stratified
 from mmlda.evaluation import attack_images
 
 
@@ -58,3 +59,25 @@ def test_long_tailed_images_follow_the_seed():
     assert a.digest() == b.digest() != c.digest() and a.counts.equal(c.counts)
     with pytest.raises(ValueError, match=r"imbalance must be a number >= 1, got 0\.5"):
         long_tailed(train, 0.5)
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda data: split(data)[1],
+        lambda data: holdout(data, 20)[1],
+        lambda data: stratified(data, 20),
+        lambda data: stratified(data, 10_000),
+        lambda data: folds(data, 3)[0][1],
+        lambda data: biased(data, [0.5] * 10),
+        lambda data: long_tailed(data, 10),
+        lambda data: digit_strings(data, 2, n=100),
+    ],
+)
+def test_subsets_of_pairs_datasets_and_loaders_are_those_of_the_images(take):
+    test = load("digits")[1]
+    pair = (test.pixels(), test.labels)
+    expected = take(test)
+    for source in (pair, TensorDataset(*pair), DataLoader(TensorDataset(*pair), batch_size=100)):
+        found = take(source)
+        assert found.pixels().equal(expected.pixels()) and found.labels.equal(expected.labels)

@@ -11,12 +11,14 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mmlda._utils.checks import check_count, invalid
+from mmlda.data.convert import as_images
 from mmlda.data.images import ImageData, gather
 
 __all__ = [
@@ -33,7 +35,7 @@ __all__ = [
 ]
 
 
-def split(data: ImageData, part: float = 0.2) -> tuple[ImageData, ImageData]:
+def split(data: Any, part: float = 0.2) -> tuple[ImageData, ImageData]:
     """Split a dataset that has no test set: a fixed, stratified split into training and test set.
 
     Within a class the images are ordered by their SHA-256, and the first ones are the test set. No generator is
@@ -42,7 +44,7 @@ def split(data: ImageData, part: float = 0.2) -> tuple[ImageData, ImageData]:
     Parameters
     ----------
     data
-        The dataset.
+        Anything `mmlda.data.as_images` takes.
     part
         Share of the test set, rounded up to whole images and divided among the classes in proportion.
 
@@ -62,6 +64,7 @@ def split(data: ImageData, part: float = 0.2) -> tuple[ImageData, ImageData]:
     >>> [part.counts.tolist() for part in split(data)]
     [[4, 4], [1, 1]]
     """
+    data = as_images(data)
     n = math.ceil(len(data) * part)
     if not 0 < n < len(data):
         raise ValueError(f"data must leave images to train and to test on, got {len(data)} images with part = {part}")
@@ -71,13 +74,13 @@ def split(data: ImageData, part: float = 0.2) -> tuple[ImageData, ImageData]:
     return _hold(data, order, n)
 
 
-def holdout(data: ImageData, n: int, seed: int = 0) -> tuple[ImageData, ImageData]:
+def holdout(data: Any, n: int, seed: int = 0) -> tuple[ImageData, ImageData]:
     """Hold `n` random images out, stratified: (rest, held). Each keeps the order of the images.
 
     Parameters
     ----------
     data
-        The dataset.
+        Anything `mmlda.data.as_images` takes.
     n
         How many images to hold out.
     seed
@@ -101,18 +104,19 @@ def holdout(data: ImageData, n: int, seed: int = 0) -> tuple[ImageData, ImageDat
     >>> len(rest), len(held), held.counts.tolist()
     (1337, 100, [10, 10, 10, 10, 10, 10, 10, 10, 10, 10])
     """
+    data = as_images(data)
     if not 0 < n < len(data):
         raise invalid("n", f"an integer from 1 to {len(data) - 1}", n)
     return _hold(data, np.argsort(_uniform(len(data), seed), kind="stable"), n)
 
 
-def stratified(data: ImageData, n: int | None, seed: int = 0) -> ImageData:
+def stratified(data: Any, n: int | None, seed: int = 0) -> ImageData:
     """Take `n` random images with the class shares of the data, in their order. Every `n` argument means this.
 
     Parameters
     ----------
     data
-        The dataset.
+        Anything `mmlda.data.as_images` takes.
     n
         How many images; all of them if None, or if there are fewer.
     seed
@@ -129,6 +133,7 @@ def stratified(data: ImageData, n: int | None, seed: int = 0) -> ImageData:
     >>> stratified(load("digits")[1], 20).counts.tolist()
     [2, 2, 2, 2, 2, 2, 2, 2, 2, 2]
     """
+    data = as_images(data)
     if n is None or check_count("n", n, 1) >= len(data):
         return data
     return holdout(data, n, seed)[1]
@@ -155,7 +160,7 @@ def _held(y: np.ndarray, order: np.ndarray, n: int) -> np.ndarray:
     return held
 
 
-def folds(data: ImageData, k: int = 5, seed: int = 0) -> list[tuple[ImageData, ImageData]]:
+def folds(data: Any, k: int = 5, seed: int = 0) -> list[tuple[ImageData, ImageData]]:
     """Divide data into k stratified folds, each as (train, validation).
 
     The validation parts are disjoint and cover the data. Images are dealt out class by class, so the sizes of folds
@@ -164,7 +169,7 @@ def folds(data: ImageData, k: int = 5, seed: int = 0) -> list[tuple[ImageData, I
     Parameters
     ----------
     data
-        The dataset.
+        Anything `mmlda.data.as_images` takes.
     k
         Number of folds, at least 2.
     seed
@@ -181,11 +186,12 @@ def folds(data: ImageData, k: int = 5, seed: int = 0) -> list[tuple[ImageData, I
     >>> [len(held) for _, held in folds(data, k=3)]
     [4, 3, 3]
     """
+    data = as_images(data)
     held = [fold_rows(data, i, k, seed) for i in range(max(k, 1))]
     return [(data.subset(~rows), data.subset(rows)) for rows in held]
 
 
-def fold_rows(data: ImageData, i: int, k: int = 5, seed: int = 0) -> Tensor:
+def fold_rows(data: Any, i: int, k: int = 5, seed: int = 0) -> Tensor:
     """Which images are the validation part of the i-th of k folds.
 
     Parameters
@@ -205,6 +211,7 @@ def fold_rows(data: ImageData, i: int, k: int = 5, seed: int = 0) -> Tensor:
     ValueError
         If `k` is not from 2 to the number of images.
     """
+    data = as_images(data)
     if not 2 <= k <= len(data):
         raise invalid("k", f"an integer from 2 to {len(data)}", k)
     dealt = np.lexsort((_uniform(len(data), seed), data.labels.cpu().numpy()))  # by class, random within
@@ -213,7 +220,7 @@ def fold_rows(data: ImageData, i: int, k: int = 5, seed: int = 0) -> Tensor:
     return torch.from_numpy(fold == i)
 
 
-def biased(data: ImageData, alpha: Tensor | np.ndarray | Sequence[float], seed: int = 0) -> ImageData:
+def biased(data: Any, alpha: Tensor | np.ndarray | Sequence[float], seed: int = 0) -> ImageData:
     """Take a class-biased subset (Sec. 4.4): each image (x, y) is kept with probability alpha_y, independently.
 
     Apply the same alpha to the train and the test set. `priors` of the result are the empirical ones, whose
@@ -222,7 +229,7 @@ def biased(data: ImageData, alpha: Tensor | np.ndarray | Sequence[float], seed: 
     Parameters
     ----------
     data
-        The dataset.
+        Anything `mmlda.data.as_images` takes.
     alpha
         One probability per class.
     seed
@@ -245,6 +252,7 @@ def biased(data: ImageData, alpha: Tensor | np.ndarray | Sequence[float], seed: 
     >>> biased(train, bp2()[3], seed=0).counts.tolist()
     [26, 31, 31, 146, 30, 31, 23, 26, 32, 30]
     """
+    data = as_images(data)
     a = np.asarray(torch.as_tensor(alpha), np.float64)
     if a.shape != (data.num_classes,) or not ((a >= 0) & (a <= 1)).all():
         raise invalid("alpha", f"{data.num_classes} probabilities", a.tolist())
@@ -254,7 +262,7 @@ def biased(data: ImageData, alpha: Tensor | np.ndarray | Sequence[float], seed: 
     return data.subset(kept)
 
 
-def long_tailed(data: ImageData, imbalance: float = 100.0, seed: int = 0) -> ImageData:
+def long_tailed(data: Any, imbalance: float = 100.0, seed: int = 0) -> ImageData:
     """Take a long-tailed subset: class k keeps n_max / imbalance^(k / (L - 1)) images, rounded down.
 
     This is the exponential profile of Cao et al. (2019): of CIFAR-10 it keeps 12,406 training images at an imbalance of
@@ -264,7 +272,7 @@ def long_tailed(data: ImageData, imbalance: float = 100.0, seed: int = 0) -> Ima
     Parameters
     ----------
     data
-        The training set.
+        The training set: anything `mmlda.data.as_images` takes.
     imbalance
         The size of the largest class over that of the smallest, at least 1.
     seed
@@ -286,6 +294,7 @@ def long_tailed(data: ImageData, imbalance: float = 100.0, seed: int = 0) -> Ima
     >>> long_tailed(load("digits")[0], imbalance=10).counts.tolist()
     [142, 113, 87, 67, 52, 40, 31, 24, 18, 14]
     """
+    data = as_images(data)
     if not 1 <= imbalance < math.inf:
         raise invalid("imbalance", "a number >= 1", imbalance)
     counts, L = data.counts.cpu().numpy(), data.num_classes
@@ -297,7 +306,7 @@ def long_tailed(data: ImageData, imbalance: float = 100.0, seed: int = 0) -> Ima
     return data.subset(kept)
 
 
-def digit_strings(data: ImageData, length: int = 3, n: int | None = None, seed: int = 0) -> ImageData:
+def digit_strings(data: Any, length: int = 3, n: int | None = None, seed: int = 0) -> ImageData:
     """Put images side by side, with one class per string: 1,000 classes from MNIST's digits at length 3.
 
     The strings refer to the images of `data` and are assembled on its device when they are used, so they need hardly
@@ -307,7 +316,7 @@ def digit_strings(data: ImageData, length: int = 3, n: int | None = None, seed: 
     Parameters
     ----------
     data
-        Images to put side by side, of L classes that all have images.
+        Images to put side by side, of L classes that all have images: anything `mmlda.data.as_images` takes.
     length
         Images per string; there are L^length classes, at most 1,000,000.
     n
@@ -332,6 +341,7 @@ def digit_strings(data: ImageData, length: int = 3, n: int | None = None, seed: 
     >>> strings, strings.classes[int(strings.labels[5])], strings.pixels([5]).shape
     (ImageData('digits-strings-2', 1437 images of 1 x 8 x 16, 100 classes), '05', torch.Size([1, 1, 8, 16]))
     """
+    data = as_images(data)
     if data.is_table or data.parts is not None:
         raise ValueError(f"data must be images, got {data!r}")
     L, length = data.num_classes, check_count("length", length, 1)
