@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from mmlda.evaluation.streamed import Streamed
 
 
-OUTCOMES = ("success", "prediction", "linf", "l2", "distortion", "steps")
+DISTANCES = ("linf", "l2", "distortion")
+OUTCOMES = ("success", "prediction", *DISTANCES, "steps")
 
 
 def attack_images(
@@ -262,7 +263,7 @@ def summary(joined: dict[str, Tensor], right: Tensor, labels: Tensor) -> dict[st
         "success_rate": (broken.sum() / right.sum().clamp_min(1)).item(),
         "mean_steps": joined["steps"].double().mean().item(),
     }
-    for key in ("linf", "l2", "distortion"):
+    for key in DISTANCES:
         values = joined[key][broken].double()
         summary[f"mean_{key}"] = values.mean().item() if len(values) else None
         summary[f"median_{key}"] = values.quantile(0.5).item() if len(values) else None
@@ -272,7 +273,7 @@ def summary(joined: dict[str, Tensor], right: Tensor, labels: Tensor) -> dict[st
 def _compact(joined: dict[str, Tensor]) -> dict[str, Tensor]:
     """The outcome of every image in nine bytes."""
     labels = {key: small(joined[key]) for key in ("clean", "prediction")}
-    return {"success": joined["success"], **labels, **{k: joined[k].half() for k in ("linf", "l2", "distortion")}}
+    return {"success": joined["success"], **labels, **{k: joined[k].half() for k in DISTANCES}}
 
 
 def small(classes: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from mmlda._utils.checks import check_choice, invalid
 from mmlda._utils.settings import checked, typed
 from mmlda.data import ImageData
 from mmlda.evaluation import shares
-from mmlda.evaluation.robustness import describe_attack, summary
+from mmlda.evaluation.robustness import DISTANCES, describe_attack, summary
 from mmlda.models import Classifier, build
 from mmlda.paper import numbers
 from mmlda.paper.rows import ADAM, HAT, MMLDA, MMLDA_PGD, SAT, SR, SR_ADAM, SR_PGD, Fields, Row, plain_rows
@@ -32,6 +32,7 @@ Outcomes = dict[str, Tensor]  # the columns behind a result
 ROWS = (SR, SR_ADAM, SR_PGD, MMLDA, ADAM, MMLDA_PGD, SAT, HAT)
 EXACT = 1e-6  # shares are counts
 HALVES = 1e-3  # distances are stored in half precision
+ROUGH = {f"{how}_{distance}" for how in ("mean", "median") for distance in DISTANCES}  # computed before that rounding
 TWINS = (*HEADS.values(), *VARIANTS)  # networks whose weights a suspect may share
 MEASURED = (  # numbers that the outcomes do not contain
     *("mean_steps", "zero_gradient", "blind", "passes"),
@@ -141,8 +142,7 @@ def _differences(result: Result, expected: Fields) -> Iterator[str]:
                 yield f"recipe_settings must be {wanted}, got {given}"
         elif name == "numbers":
             for key in {**wanted, **given}:
-                rough = key.startswith(("mean_", "median_"))
-                if key not in MEASURED and not (key in wanted and _same(given.get(key), wanted[key], rough)):
+                if key not in MEASURED and not (key in wanted and _same(given.get(key), wanted[key], key in ROUGH)):
                     yield f"numbers: {key} must be {wanted.get(key, 'absent')}, got {given.get(key, 'none')}"
         elif not _same(given, wanted, loose):
             yield f"{name} must be {wanted!r}, got {given!r}"
