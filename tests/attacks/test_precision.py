@@ -82,7 +82,7 @@ def test_nan_is_counted_at_the_first_look_too() -> None:
     def torn(v: Tensor) -> Tensor:
         return torch.where((v[:, 0, 0, 0] > 0.2)[:, None], torch.nan, model(v))
 
-    with pytest.raises(ValueError, match=r"NaN logits for \d+ of the first 20 images it classified"):
+    with pytest.raises(ValueError, match=r"finite logits, got NaN for \d+ of the first 20 images it classified"):
         PGD(eps=0.2, steps=3)(torn, x, y)  # the images as given are fine, the random start is not
 
 

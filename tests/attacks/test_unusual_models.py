@@ -148,7 +148,7 @@ def test_nan_in_a_later_batch_is_noticed(name: str) -> None:
         bright = v[..., 8:].mean((1, 2, 3)) > 0.5
         return torch.where(bright[:, None], torch.nan, model(v[..., :8]))
 
-    with pytest.raises(ValueError, match="NaN logits for 3 of 24 images"):
+    with pytest.raises(ValueError, match="finite logits, got NaN for 3 of 24 images"):
         ATTACKS[name](batch_size=8)(torn, x, y)
     at_work(ATTACKS[name](batch_size=8)(torn, x[:9], y[:9]), x[:9])
 

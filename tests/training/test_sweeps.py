@@ -127,7 +127,10 @@ def test_jobs_at_once_are_the_same_jobs(tmp_path):
 def test_a_result_of_another_job_is_not_taken_for_this_one(tmp_path):
     sweep(jobs(1), tmp_path, show=False)
     other = dataclasses.replace(jobs(1)[0], recipe=dataclasses.replace(QUICK, lr=0.5))
-    with pytest.raises(ValueError, match=r"result of another job: recipe\.lr is 0\.003 there, but 0\.5 was requested"):
+    with pytest.raises(
+        ValueError,
+        match=r"the result of this job, got that of another: recipe\.lr is 0\.003 there, but 0\.5 was requested",
+    ):
         sweep([other], tmp_path, show=False)
     with pytest.raises(ValueError, match="jobs must have different names"):
         sweep(jobs(1) * 2, tmp_path, show=False)

@@ -48,9 +48,9 @@ def check_choice(name: str, value: Any, allowed: Iterable[str]) -> None:
 def check_count(name: str, value: Any, least: int) -> int:
     """An integer that is at least `least`, or a ValueError that names it."""
     try:
-        count = operator.index(value)
+        count = least - 1 if isinstance(value, bool) else operator.index(value)
     except TypeError:
-        raise invalid(name, f"an integer >= {least}", value) from None
+        count = least - 1
     if count < least:
         raise invalid(name, f"an integer >= {least}", value)
     return count

@@ -38,6 +38,7 @@ _SMALL = 100 * torch.finfo(torch.float32).tiny  # products of smaller numbers va
 
 PASSES = 16  # over a random model, whose mean probabilities decide what it predicts
 _PROBE = 16  # images classified twice to find out whether a model is random
+_FINITE = "model must return finite logits"
 
 
 def may_be_infinite(g: Tensor) -> bool:
@@ -270,7 +271,7 @@ class Surface:
         if bool(self._total.isnan()):
             lost = sum(int(self.logits(v).isnan().any(1).sum()) for v in x_adv.split(size))
             if lost:
-                raise ValueError(f"model returned NaN logits for {lost} of {len(x_adv)} images after the attack")
+                raise ValueError(f"{_FINITE}, got NaN for {lost} of {len(x_adv)} images after the attack")
 
     def close(self) -> None:
         """Wait for the device: a graph must not be freed while it runs."""
@@ -294,7 +295,7 @@ class Surface:
         least, most = torch.stack(torch.aminmax(z)).tolist()  # NaN if one of them is
         if math.isnan(least):
             lost = int(z.isnan().any(1).sum())
-            raise ValueError(f"model returned NaN logits for {lost} of the first {n} images it classified")
+            raise ValueError(f"{_FINITE}, got NaN for {lost} of the first {n} images it classified")
         if 0 < most - least < _SMALL:
             self.note(
                 f"logits differ by at most {most - least:.1g}, too little for gradients in float32: scale them up"

@@ -21,6 +21,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from mmlda._utils.checks import damaged
 from mmlda._utils.files import parse_json, write_whole
 from mmlda._utils.training_data import remembered
 from mmlda.data import ImageData
@@ -216,7 +217,7 @@ def resume(run: Run, optimizer: torch.optim.Optimizer, average: Average | None) 
         try:
             _continue(run, optimizer, average, *found)
         except (KeyError, IndexError, TypeError, RuntimeError, ValueError) as error:
-            raise ValueError(f"{run.out}: its checkpoint does not fit the run ({error})") from None
+            raise damaged(run.out, "a run whose checkpoint fits it", f"one that does not ({error})") from None
     run.history = [entry for entry in _entries(text) if entry["step"] <= run.step]
     kept = "".join(json.dumps(entry) + "\n" for entry in run.history)
     if share()[0] == 0 and kept != text:  # steps that will be done again, or a line without its end
