@@ -38,10 +38,10 @@ def test_the_dataset_is_that_of_a_run(run, tmp_path):
     network = tmp_path / "run" / "model.safetensors"
     save_file(load_file(network), network)  # as older versions wrote it, without the digest of its run
     for data, message in (
-        ({"name": "pets"}, "--data must be given, as the network was trained on 'pets', got none"),
-        ({"name": ""}, "--data must be given, as the network's dataset is not known, got none"),
-        ({"sha256": "0"}, "--data must be given, as the network was trained on other images called 'digits', got none"),
-        ({"images": 10**6}, "--data must be given, as the network was trained on other images called 'digits'"),
+        ({"name": "pets"}, "data must be given, as the network was trained on 'pets', got none"),
+        ({"name": ""}, "data must be given, as the network's dataset is not known, got none"),
+        ({"sha256": "0"}, "data must be given, as the network was trained on other images called 'digits', got none"),
+        ({"images": 10**6}, "data must be given, as the network was trained on other images called 'digits'"),
     ):
         (tmp_path / "run" / "run.json").write_text(json.dumps({**about, "data": {**about["data"], **data}}))
         assert message in mmlda("evaluate", tmp_path / "run", code=2).stderr
@@ -106,7 +106,7 @@ def test_a_network_of_the_users_own(own):
         ("my:net", "MODEL must be a name or a folder (for a function of your own, use --model), got 'my:net'"),
         ("mnist-sr --model some_networks:network", "MODEL must be given, or else --model"),
         ("mnist-sr --weights threes.safetensors", "weights must be given with --model only, got 'threes.safetensors'"),
-        ("--model some_networks:network", "--data must be given, as the network's dataset is not known, got none"),
+        ("--model some_networks:network", "data must be given, as the network's dataset is not known, got none"),
         ("--model some_networks", "model must be package.module:function, got 'some_networks'"),
         ("--model absent.networks:f", "model must name a module that can be imported, got 'absent.networks:f' (No"),
         ("--model some_networks:absent", "model must be a function of the module some_networks, got 'some_networks:ab"),
@@ -135,7 +135,7 @@ def test_a_saved_network_is_measured(tmp_path):
     result = json.loads(mmlda("evaluate", tmp_path / "saved", "--data", "digits", "--json").stdout)[0]
     expected = package.accuracy(model, package.data.load("digits")[1]).accuracy
     assert result["value"] == pytest.approx(expected)
-    assert "--data must be given" in mmlda("evaluate", tmp_path / "saved", code=2).stderr
+    assert "data must be given" in mmlda("evaluate", tmp_path / "saved", code=2).stderr
 
 
 def test_perturbations_may_be_fractions(run):

@@ -174,7 +174,7 @@ def prepare(
 ) -> Subject:
     """The network and the test set, by default that of the dataset it was trained on; they must fit each other."""
     import mmlda
-    from mmlda.evaluation.accuracy import check_fits
+    from mmlda.evaluation.accuracy import own_test_set
 
     if (model is None) == (function is None):
         raise invalid("MODEL", "given, or else --model package.module:function", model)
@@ -186,18 +186,8 @@ def prepare(
         raise invalid("weights", "given with --model only", str(weights))
     else:
         net, own = mmlda.load(str(model), device=device), zoo.trained_on(str(model))
-    own = own or {"name": None}
-    name = own["name"]
-    if data is None and name not in DATASETS:
-        known = f"the network was trained on {name!r}" if name else "the network's dataset is not known"
-        raise ValueError(f"--data must be given, as {known}, got none")
-    train, test = mmlda.data.load(data or name, root)
-    images = own.get("images", 0)  # fewer may be a part of the dataset
-    if data is None and (images > len(train) or (images == len(train) and own["sha256"] != train.digest())):
-        raise ValueError(f"--data must be given, as the network was trained on other images called {name!r}, got none")
-    test = mmlda.data.images_for(net, test)
-    check_fits(net, test)
-    return Subject(net, str(model or function), test, name)
+    test = own_test_set(net, data, own, root)
+    return Subject(net, str(model or function), test, None if own is None else own["name"])
 
 
 def numbers(name: str, text: str) -> tuple[int, ...]:

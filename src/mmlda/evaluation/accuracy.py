@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from mmlda._utils.checks import check_count
 from mmlda._utils.device import Model, device_of, eval_mode, on_device
 from mmlda.attacks.checks import warn_caller
 from mmlda.attacks.surface import PASSES, first_answer, is_random
-from mmlda.data import ImageData, images_for
+from mmlda.data import CLASSES, ImageData, images_for, load
 from mmlda.data.alignment import from_one
 from mmlda.data.loaders import batches_for, sample_for
 
@@ -223,3 +224,24 @@ def check_fits(model: Model, data: ImageData, *, spare: bool = False) -> None:
     if z.ndim != 2 or (z.shape[1] != data.num_classes and not (spare and z.shape[1] > data.num_classes)):
         wanted = f"the {z.shape[-1]} classes of the network"
         raise ValueError(f"data must have {wanted}, got {data.num_classes} classes in {data.name!r}")
+
+
+def own_test_set(
+    model: Model, source: Any, trained_on: dict[str, Any] | None, root: str | Path | None = None
+) -> ImageData:
+    """The test set of a source, by default of the dataset a network was trained on; a ValueError unless it fits.
+
+    `trained_on` is that dataset as `mmlda.zoo.trained_on` returns it; its name alone does not make it the same images.
+    """
+    own = trained_on or {"name": None}
+    name = own["name"]
+    if source is None and name not in CLASSES:
+        known = f"the network was trained on {name!r}" if name else "the network's dataset is not known"
+        raise ValueError(f"data must be given, as {known}, got none")
+    train, test = load(name if source is None else source, root)
+    images = own.get("images", 0)  # fewer may be a part of the dataset
+    if source is None and (images > len(train) or (images == len(train) and own["sha256"] != train.digest())):
+        raise ValueError(f"data must be given, as the network was trained on other images called {name!r}, got none")
+    test = images_for(model, test)
+    check_fits(model, test)
+    return test
