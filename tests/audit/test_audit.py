@@ -273,7 +273,7 @@ def test_the_model_and_the_generators_are_left_alone_and_the_seed_decides(digits
         ("queries must be an integer >= 1, got -1", {"queries": -1}),
         ("passes must be an integer >= 1, got 0", {"passes": 0}),
         ("batch_size must be an integer >= 1, got 0", {"batch_size": 0}),
-        ("surrogate must be a function from images to logits, got 3", {"surrogate": 3}),
+        ("surrogate must be a module or a function from images to logits, got 3", {"surrogate": 3}),
         ("data must have at least 2 classes among its 1 images, got 1", {"n": 1}),
     ],
 )

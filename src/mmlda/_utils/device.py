@@ -35,12 +35,12 @@ def device_of(model: Model, device: torch.device | str | None = None) -> torch.d
     return torch.device("cuda", torch.cuda.current_device()) if place == torch.device("cuda") else place
 
 
-def check_model(model: object) -> None:
-    """Raise a ValueError unless `model` can be called."""
+def check_model(model: object, name: str = "model") -> None:
+    """Raise a ValueError unless a model can be called; `name` is the argument's."""
     if callable(model) and not isinstance(model, type):
         return
     hint = f"; mmlda.load({str(model)!r}) loads a network" if isinstance(model, str | Path) else ""
-    raise ValueError(f"model must be a module or a function from images to logits, got {model!r}{hint}")
+    raise ValueError(f"{name} must be a module or a function from images to logits, got {model!r}{hint}")
 
 
 def on_device(model: Model, device: torch.device | str | None) -> Model:

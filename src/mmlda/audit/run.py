@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from mmlda._utils.checks import invalid
-from mmlda._utils.device import device_of
+from mmlda._utils.device import check_model, device_of
 from mmlda.attacks.surface import Model, first_answer
 from mmlda.audit.profile import examine
 from mmlda.audit.record import Audit
@@ -133,9 +133,8 @@ def audit(
     classes = len(part.labels.unique())
     if classes < 2:
         raise ValueError(f"data must have at least 2 classes among its {len(part)} images, got 1")
-    for word, network in (("model", model), ("surrogate", surrogate)):
-        if (not callable(network) or isinstance(network, type)) and (network is not None or word == "model"):
-            raise invalid(word, "a function from images to logits", network)
+    if surrogate is not None:
+        check_model(surrogate, "surrogate")
     if thorough:
         steps, queries = 5 * steps, 10 * queries
     eps = default_eps(part) if eps is None else eps

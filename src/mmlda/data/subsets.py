@@ -144,9 +144,9 @@ def _hold(data: ImageData, order: np.ndarray, n: int) -> tuple[ImageData, ImageD
     return data.subset(~held), data.subset(held)
 
 
-def sample_rows(labels: np.ndarray, n: int, seed: int = 0) -> np.ndarray:
+def sample_rows(labels: np.ndarray, n: int) -> np.ndarray:
     """The positions of the images that `stratified` takes of N > n images with these labels [N]."""
-    return np.flatnonzero(_held(labels, np.argsort(_uniform(len(labels), seed), kind="stable"), n))
+    return np.flatnonzero(_held(labels, np.argsort(_uniform(len(labels), 0), kind="stable"), n))
 
 
 def _held(y: np.ndarray, order: np.ndarray, n: int) -> np.ndarray:

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from mmlda._utils.device import Model
 from mmlda._utils.progress import progress
 from mmlda.attacks import Attack
-from mmlda.data.loaders import batches_for
+from mmlda.data.loaders import batches_for, loader_length
 from mmlda.evaluation.accuracy import answers
 from mmlda.evaluation.robustness import attack_part
 
@@ -55,7 +55,7 @@ def stream(
     labels, logits, outcomes = [], [], defaultdict(list)
     classes: tuple[str, ...] = ()
     unit = "images"
-    passes, count, seconds, total = None, 0, 0.0, _count(loader)
+    passes, count, seconds, total = None, 0, 0.0, loader_length(loader) or 0
     hasher, kinds = hashlib.sha256(), set()
     with progress("images", total, unit="images", every=10.0, show=show) as report:
         for images in batches_for(model, loader):
@@ -79,11 +79,3 @@ def stream(
     hasher.update(joined.numpy().data)
     sha256 = hasher.hexdigest() if count == total and len(kinds) == 1 else ""
     return Streamed(joined, classes, sha256, torch.cat(logits).double(), passes or 1, seconds, dict(outcomes), unit)
-
-
-def _count(loader: DataLoader[Any]) -> int:
-    """How many images a loader will read; 0 if it does not know."""
-    try:
-        return len(loader.sampler)  # type: ignore[arg-type]
-    except TypeError:
-        return 0

@@ -18,6 +18,7 @@ from torch.utils.data.distributed import DistributedSampler
 from mmlda._utils.checks import invalid
 from mmlda.data import draw_augmentation
 from mmlda.data.convert import as_batch, dataset_classes
+from mmlda.data.loaders import loader_length
 from mmlda.training.batches import Batches, share, to_pixels
 from mmlda.training.recipes import Recipe
 
@@ -36,7 +37,7 @@ def batch_size(loader: DataLoader[Any]) -> int:
 
 def describe_loader(loader: DataLoader[Any]) -> dict[str, Any]:
     """The part of a run's description that a loader can give without being read."""
-    return {"name": type(loader.dataset).__name__, "images": _length(loader), "sha256": None}
+    return {"name": type(loader.dataset).__name__, "images": loader_length(loader), "sha256": None}
 
 
 def learn_classes(model: Any, loader: DataLoader[Any]) -> None:
@@ -46,14 +47,6 @@ def learn_classes(model: Any, loader: DataLoader[Any]) -> None:
         raise ValueError(f"model must have at least the {len(names)} classes of the data, got {L}")
     if names is not None:
         model.classes = tuple(map(str, names))
-
-
-def _length(loader: DataLoader[Any]) -> int | None:
-    """Images per epoch and process, or None if unknown."""
-    try:
-        return len(loader.sampler)  # type: ignore[arg-type]
-    except TypeError:
-        return None
 
 
 class LoaderBatches(Batches):
@@ -76,7 +69,7 @@ class LoaderBatches(Batches):
         self.loader, self.recipe, self.device, self.num_classes = loader, recipe, device, num_classes
         self.size, self.per_epoch = batch_size(loader), 1  # the loop seeks before every epoch: here, every step
         self.local = self.size // self.world
-        images = _length(loader)
+        images = loader_length(loader)
         if images is not None and images < self.local:
             raise ValueError(f"data must have at least one whole batch of {self.local} images, got {images}")
         self.whole = None if images is None else images // self.local  # batches per epoch
@@ -176,5 +169,5 @@ class LoaderBatches(Batches):
     def advance(self) -> None:
         """Nothing: `seek` puts the next batch in place."""
 
-    def for_any_length(self) -> None:
+    def for_anyloader_length(self) -> None:
         """Nothing: all batches have one length."""
