@@ -48,10 +48,8 @@ def cosines(g, h):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_filters_are_those_of_the_network(channels, monkeypatch):
+def test_filters_are_those_of_the_network(channels):
     """The stages, computed with F.conv2d from the folded filters, give the network's features."""
-    for C in (16, 32, 64):
-        monkeypatch.setitem(module.CUTS, (torch.float64, C), module.CUTS[torch.bfloat16, C])
     model = network(14, channels).double()
     net = model.backbone
     x = images(2, (channels, 16, 16)).double()
@@ -86,10 +84,36 @@ def test_other_networks_are_not_folded():
 def test_interpreted(shape):
     model = network(14, shape[0])
     x, v = images(2, shape), torch.randn(2, 10, generator=torch.Generator().manual_seed(2))
-    z, g = slopes(folded(model, torch.float32), x, v)
+    z, g = slopes(folded(model, torch.float16), x, v)
     want, slope = slopes(model, x, v)
-    assert torch.allclose(z, want, rtol=0, atol=2e-3 * want.abs().max())  # TF32
+    assert torch.allclose(z, want, rtol=0, atol=2e-3 * want.abs().max())
     assert cosines(g, slope).min() > 0.98  # a ReLU near 0 may fall on the other side
+
+
+@interpreted
+@pytest.mark.parametrize("size", [1e-30, 1e-6, 1e6, 1e30])
+def test_interpreted_gradients_of_any_size(size):
+    """Half precision ends at 65,504 and at 6e-8: an image's gradient is scaled before and after."""
+    model = network(8, 1)
+    x, v = images(2, (1, 8, 8)), torch.randn(2, 10, generator=torch.Generator().manual_seed(2))
+    sizes = torch.tensor([[size], [1.0]])
+    g = slopes(folded(model, torch.float16), x, v * sizes)[1].flatten(1).double() / sizes
+    slope = slopes(model, x, v)[1].flatten(1)
+    assert cosines(g, slope).min() > 0.98
+    assert torch.allclose(g.norm(dim=1).float(), slope.norm(dim=1), rtol=0.02)
+    assert not slopes(folded(model, torch.float16), x, 0 * v)[1].any()
+
+
+@interpreted
+def test_interpreted_agreement(monkeypatch):
+    """Both passes count: with the kernels of one stage at fault, the network is not folded."""
+    model, x = network(8, 1), images(2, (1, 8, 8))
+    assert agrees(model, x, torch.float16)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "fold", lambda net, kind: [s._replace(weights=-s.weights) for s in fold(net, kind)])
+        assert not agrees(model, x, torch.float16)
+    monkeypatch.setattr(module, "fold", lambda net, kind: [s._replace(back=-s.back) for s in fold(net, kind)])
+    assert not agrees(model, x, torch.float16)
 
 
 @cuda
@@ -112,11 +136,11 @@ def test_on_cuda(n, shape, head):
 
 @cuda
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28)])
-def test_in_tf32_on_cuda(shape):
+def test_in_half_precision_on_cuda(shape):
     model = network(32, shape[0], "mmlda", "cuda")
     x, v = images(200, shape, "cuda"), torch.randn(200, 10, device="cuda")
-    assert agrees(model, x, torch.float32)
-    z, g = slopes(folded(model, torch.float32), x, v)
+    assert agrees(model, x, torch.float16)
+    z, g = slopes(folded(model, torch.float16), x, v)
     want, slope = slopes(network(32, shape[0], "mmlda", "cuda").double(), x.double(), v.double())
     assert (z - want).norm() < 2e-3 * want.norm()
     assert cosines(g, slope).mean() > cosines(slopes(model, x, v)[1], slope).mean() - 0.01  # cuDNN's TF32
@@ -152,7 +176,7 @@ def test_others_step_aside_on_cuda(options):
 
 @cuda
 def test_what_does_not_fit_steps_aside(monkeypatch):
-    monkeypatch.setitem(module.CUTS, (torch.bfloat16, 64), Cut(1024, 8, False, 4))  # more shared memory than there is
+    monkeypatch.setitem(module.CUTS, 64, Cut(1024, 8, False, 4))  # more shared memory than there is
     assert not agrees(network(8, 3, device="cuda"), images(16, (3, 32, 32), "cuda"))
 
 

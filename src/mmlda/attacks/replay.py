@@ -101,11 +101,11 @@ def tf32_allowed() -> bool:
 
 
 class _Compiled(nn.Module):
-    def __init__(self, model: nn.Module, backend: str, captured: bool) -> None:
+    def __init__(self, model: nn.Module, backend: str) -> None:
         super().__init__()
         self.model = model
         self._program = compile_quietly(model, backend=backend)
-        self._hook: Any = getattr(model, "for_attack_images", None) if captured and backend == "inductor" else None
+        self._hook: Any = getattr(model, "for_attack_images", None) if backend == "inductor" else None
         self._own: dict[Any, Any] = {}  # the model's own programs, by images and precision
 
     def forward(self, x: Tensor) -> Tensor:
@@ -134,7 +134,8 @@ def compiled(model: nn.Module, *, backend: str = "inductor", captured: bool = Tr
     `for_fixed_weights() -> None`: the one or the other is called on each module of the copy, whose weights are fixed.
     A network with a program of its own for images like x can return it from `for_attack_images(x)`; if it returns None,
     it is compiled. It is asked once per image shape and type while TF32 is allowed, and once while it is not
-    (`torch.backends.cudnn.allow_tf32`). This package's networks have a program in TF32 on a Hopper GPU.
+    (`torch.backends.cudnn.allow_tf32`). This package's Resnets have a program in half precision, which rounds
+    no more than TF32, on a Hopper GPU.
 
     Parameters
     ----------
@@ -171,4 +172,4 @@ def compiled(model: nn.Module, *, backend: str = "inductor", captured: bool = Tr
         hook: Any = getattr(module, "for_fixed_weights" if fold else "for_attack_graph", None)
         if hook is not None:
             hook(*() if fold else (captured,))
-    return (twin if fold else _Compiled(twin, backend, captured)).eval()
+    return (twin if fold else _Compiled(twin, backend)).eval()

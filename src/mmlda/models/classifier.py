@@ -151,7 +151,7 @@ class Classifier(nn.Module):
         from mmlda.models.convolutions import tf32_allowed
 
         fits = tf32_allowed() and folded.foldable(self, tuple(x.shape[1:]))
-        return folded.folded(self, torch.float32) if fits and folded.agrees(self, x[:16], torch.float32) else None
+        return folded.folded(self, torch.float16) if fits and folded.agrees(self, x[:16], torch.float16) else None
 
     def predict(self, x: Tensor | np.ndarray, batch_size: int = 1000) -> Tensor:
         """Predict the most probable class of each image, in eval mode and without gradients.
