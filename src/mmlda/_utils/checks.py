@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor, device
 
-__all__ = ["check_choice", "check_count", "check_positive", "check_priors", "damaged", "invalid", "to_tensor"]
-
 
 class DamagedFile(ValueError):
     """A file that does not hold what it must."""

@@ -11,8 +11,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Model", "check_model", "device_of", "eval_mode", "on_device"]
-
 Model = Callable[[Tensor], Tensor]  # images in [0, 1] -> logits: a module, or any function
 
 

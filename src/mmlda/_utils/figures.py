@@ -9,8 +9,6 @@ from typing import Any
 from mmlda._utils.checks import invalid
 from mmlda._utils.files import write_whole
 
-__all__ = ["save_figure"]
-
 
 def save_figure(path: str | Path, figure: Any) -> Path:
     """Write a matplotlib figure as .png, .svg or .pdf, whole or not at all."""

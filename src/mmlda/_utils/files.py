@@ -13,8 +13,6 @@ from typing import IO, Any
 
 from mmlda._utils.checks import damaged
 
-__all__ = ["JSON_BYTES", "json_digest", "open_regular", "parse_json", "read_json", "write_json", "write_whole"]
-
 JSON_BYTES = 32 << 20  # of a JSON file, which may take 30 times as much memory: the largest here have a few MB
 DEPTH = 32  # levels of a JSON document: what it holds can then be copied, compared and written by recursion
 

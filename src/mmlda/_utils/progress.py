@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-__all__ = ["Report", "progress"]
-
 
 class Report(Protocol):
     def __call__(self, done: int, *, start: bool = False, **numbers: float) -> None: ...

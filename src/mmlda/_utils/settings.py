@@ -13,8 +13,6 @@ from typing import Any
 
 from mmlda._utils.checks import check_choice, invalid
 
-__all__ = ["ATTACKS", "checked", "parse_attack", "parse_value", "settings", "typed"]
-
 CLASSES = ("FGSM", "BIM", "ILCM", "JSMA", "CarliniWagner", "PGD", "APGD", "Square", "FAB", "WorstCase")
 SHORT = {"CarliniWagner": "cw", "WorstCase": "worst"}
 ATTACKS = {SHORT.get(name, name.lower()): name for name in CLASSES}

@@ -15,8 +15,6 @@ from mmlda._utils.checks import damaged
 from mmlda._utils.files import json_digest, open_regular, parse_json, write_whole
 from mmlda._utils.settings import typed
 
-__all__ = ["packed", "read_tensors", "save_tensors", "tensors_digest", "unpacked"]
-
 ENTRY = "mmlda"  # of a file's header; one only, as safetensors writes several in any order
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["eps_text"]
-
 
 def eps_text(eps: float, digits: int = 6) -> str:
     """A perturbation as people write it: a short decimal, else a fraction of 255 if it is one.

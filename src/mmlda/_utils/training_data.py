@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["class_names", "recall", "remembered"]
-
 
 def class_names(model: Any) -> tuple[str, ...] | None:
     """The class names that a network keeps; None if it has none."""

@@ -19,8 +19,6 @@ from mmlda.attacks.gradient import Ascent, Batch, Run, direction, limits, per_sa
 from mmlda.attacks.losses import Loss
 from mmlda.attacks.surface import Surface
 
-__all__ = ["APGD"]
-
 _MOMENTUM = 0.75  # of the new direction; the rest is the last move
 _ENOUGH = 0.75  # share of the steps between checkpoints that must have raised the loss
 

@@ -21,8 +21,6 @@ from mmlda.attacks.progress import Bar
 from mmlda.attacks.result import AttackResult, concatenate, measure
 from mmlda.attacks.surface import PASSES, Model, Surface
 
-__all__ = ["Attack", "activation_bytes", "compact_before", "frozen", "guarded", "record", "survivors"]
-
 
 @contextmanager
 def _off(flag: str, things: Sequence[nn.Module | Tensor]) -> Iterator[None]:

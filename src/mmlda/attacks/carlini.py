@@ -40,8 +40,6 @@ from mmlda.attacks.replay import tf32_allowed
 from mmlda.attacks.result import AttackResult, measure
 from mmlda.attacks.surface import Surface, slope
 
-__all__ = ["CarliniWagner"]
-
 _BETA_1, _BETA_2, _TINY = 0.9, 0.999, 1e-8  # Adam's
 _SHRINK = 1e-4  # atanh is infinite at the end of the range
 _PROGRESS = 3e-4  # a loss that has not fallen by this share within the patience has stalled

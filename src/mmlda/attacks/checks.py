@@ -13,17 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = [
-    "AttackWarning",
-    "NoGradient",
-    "check_choice",
-    "check_count",
-    "check_number",
-    "described",
-    "invalid",
-    "warn_caller",
-]
-
 
 class AttackWarning(UserWarning):
     """The accuracy under an attack may not measure robustness: the attack was blind, or the model is random."""

@@ -8,8 +8,6 @@ from dataclasses import Field
 from textwrap import fill, indent
 from typing import Any
 
-__all__ = ["document"]
-
 
 def document(cls: Any) -> None:
     """Complete the parameters in the docstring of a settings class.

@@ -24,8 +24,6 @@ from mmlda.attacks.losses import moderate, other_classes
 from mmlda.attacks.result import AttackResult, measure
 from mmlda.attacks.surface import Surface, may_be_infinite
 
-__all__ = ["FAB"]
-
 _OVERSHOOT = 1.05  # eta: past the linearised boundary by this factor
 _BIAS = 0.1  # alpha_max: the most weight the projection of the original gets
 _BISECTIONS = 10

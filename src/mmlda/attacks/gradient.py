@@ -21,8 +21,6 @@ from mmlda.attacks.noise import Noise
 from mmlda.attacks.result import AttackResult, measure
 from mmlda.attacks.surface import Surface
 
-__all__ = ["BIM", "FGSM", "ILCM", "PGD", "ascend"]
-
 Size = float | Tensor  # one for all samples, or [N]
 Bounds = tuple[Any, Any]  # numbers, or tensors with one for each feature
 

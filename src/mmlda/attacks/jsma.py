@@ -24,8 +24,6 @@ from mmlda.attacks.losses import choose_target
 from mmlda.attacks.result import AttackResult, measure
 from mmlda.attacks.surface import Surface, finite, slope
 
-__all__ = ["JSMA", "best_pair", "best_pixel"]
-
 _FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of r: each rules out pixels that the others cannot
 _SHORTLISTS = (16, 64, 256)
 _TILE = 1 << 22  # largest number of pairs tried at a time

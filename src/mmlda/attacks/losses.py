@@ -25,18 +25,6 @@ from torch import Tensor
 from mmlda.attacks.checks import invalid
 from mmlda.attacks.noise import Noise
 
-__all__ = [
-    "Loss",
-    "check_loss",
-    "choose_target",
-    "kl_divergence",
-    "least_likely",
-    "margin",
-    "moderate",
-    "other_classes",
-    "score",
-]
-
 LOSSES = ("ce", "margin", "dlr", "targeted")
 
 # A name, or a function (model, x, y) -> [N] to be maximised; with a target, y is the target.

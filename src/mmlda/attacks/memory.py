@@ -7,8 +7,6 @@ import functools
 import os
 from contextlib import suppress
 
-__all__ = ["keep_memory"]
-
 
 @functools.cache
 def keep_memory() -> None:

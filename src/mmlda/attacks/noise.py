@@ -12,8 +12,6 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["Noise"]
-
 Shape = tuple[int, ...]
 
 

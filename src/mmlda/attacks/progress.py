@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 import time
 
-__all__ = ["Bar"]
-
 _PATIENCE = 2.0  # seconds before anything is shown
 _WIDTH = 30
 

@@ -21,8 +21,6 @@ from mmlda.attacks.noise import Noise
 from mmlda.attacks.result import AttackResult, measure
 from mmlda.attacks.surface import Surface
 
-__all__ = ["Square"]
-
 _BLOCK = 50  # queries drawn at once; samples leave between blocks
 
 

@@ -17,18 +17,6 @@ from mmlda.attacks.losses import Loss, score
 from mmlda.attacks.progress import Bar
 from mmlda.attacks.replay import Step, replay
 
-__all__ = [
-    "PASSES",
-    "Model",
-    "Surface",
-    "check_logits",
-    "finite",
-    "first_answer",
-    "input_gradient",
-    "is_random",
-    "may_be_infinite",
-]
-
 Model = Callable[[Tensor], Tensor]
 
 # How close to 0 and to 1 the first outputs must come to look like a sigmoid's. Small logits or cosines may also lie

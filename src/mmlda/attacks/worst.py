@@ -19,8 +19,6 @@ from mmlda.attacks.result import AttackResult, measure
 from mmlda.attacks.square import Square
 from mmlda.attacks.surface import Surface
 
-__all__ = ["WorstCase"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class WorstCase(Attack):

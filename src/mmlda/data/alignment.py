@@ -16,8 +16,6 @@ from mmlda._utils.training_data import class_names
 from mmlda.data.convert import as_images
 from mmlda.data.images import ImageData
 
-__all__ = ["from_one", "images_for", "learn", "numbered", "relabelled", "scaled"]
-
 
 def images_for(model: Any, source: Any, *, split: Literal["train", "test"] = "test") -> ImageData:
     """Convert data as `as_images` does, with the class numbers and table bounds of a network's training set.

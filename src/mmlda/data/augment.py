@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["augment", "draw_augmentation"]
-
 
 def draw_augmentation(
     *size: int, pad: int = 4, generator: torch.Generator | None = None, device: torch.device | str | None = None

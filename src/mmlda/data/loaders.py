@@ -16,8 +16,6 @@ from mmlda.data.convert import as_images, as_pair, dataset_classes, join_batches
 from mmlda.data.images import ImageData
 from mmlda.data.subsets import sample_rows, stratified
 
-__all__ = ["batches_for", "loader_length", "sample_for"]
-
 
 def loader_length(loader: DataLoader[Any]) -> int | None:
     """How many images a loader reads per epoch and process; None if it does not know."""

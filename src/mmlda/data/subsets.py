@@ -21,19 +21,6 @@ from mmlda._utils.checks import check_count, invalid
 from mmlda.data.convert import as_images
 from mmlda.data.images import ImageData, gather
 
-__all__ = [
-    "biased",
-    "bp1",
-    "bp2",
-    "digit_strings",
-    "fold_rows",
-    "folds",
-    "holdout",
-    "long_tailed",
-    "split",
-    "stratified",
-]
-
 
 def split(data: Any, part: float = 0.2) -> tuple[ImageData, ImageData]:
     """Split a dataset that has no test set: a fixed, stratified split into training and test set.

@@ -13,8 +13,6 @@ from mmlda.data.alignment import scaled
 from mmlda.data.convert import as_labels, is_sparse
 from mmlda.data.images import ImageData
 
-__all__ = ["table"]
-
 
 def table(x: Any, y: Any, *, bounds: Any = None, classes: Sequence[str] | None = None, name: str = "") -> ImageData:
     """Rows of numbers as data that `fit`, `evaluate` and the attacks take, with every column scaled to [0, 1].

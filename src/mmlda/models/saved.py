@@ -15,8 +15,6 @@ from mmlda.models.classifier import BACKBONES, Classifier, build
 from mmlda.theory.codes import BinaryCode
 from mmlda.theory.means import settled_code
 
-__all__ = ["check_config", "fill", "restore"]
-
 CONFIG: dict[str, Any] = {
     "backbone": str,
     "depth": int,

@@ -11,8 +11,6 @@ from mmlda.data import ImageData, augment, draw_augmentation
 from mmlda.data.images import gather
 from mmlda.training.recipes import Recipe
 
-__all__ = ["Batches", "share", "to_pixels"]
-
 
 def share() -> tuple[int, int]:
     """(rank, world size) of this process; (0, 1) outside torchrun."""

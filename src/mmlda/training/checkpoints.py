@@ -25,8 +25,6 @@ from mmlda._utils.training_data import recall
 from mmlda.models.saved import check_config, fill, restore
 from mmlda.training.recipes import Recipe
 
-__all__ = ["final", "identity", "load", "newest", "read_about", "read_weights", "save", "save_weights", "write_about"]
-
 FORMAT = 1
 KEEP = 2
 RECORD: dict[str, Any] = {
@@ -178,6 +176,11 @@ def identity(about: dict[str, Any]) -> str:
     return json_digest({**described, "recipe": recipe})
 
 
+def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A checkpoint's tensors whose names begin with a prefix, by the rest of their names."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
 def load(source: str | Path, *, model: nn.Module | None = None, device: torch.device | str | None = None) -> nn.Module:
     """A trained network from a run's folder, in eval mode.
 
@@ -193,8 +196,7 @@ def load(source: str | Path, *, model: nn.Module | None = None, device: torch.de
         found = newest(folder, about)
         if found is None:
             raise damaged(folder, "a run with a finished network or a checkpoint", "neither")
-        weights = {name[6:]: tensor for name, tensor in found[0].items() if name.startswith("model.")}
-        weights |= {name[8:]: tensor for name, tensor in found[0].items() if name.startswith("average.")}
+        weights = under("model.", found[0]) | under("average.", found[0])
     filled = restore(about["model"], weights, folder) if model is None else fill(model, weights, folder)
     recall(filled, about)
     return filled.to(device).eval()

@@ -15,8 +15,6 @@ from mmlda.models.folded import folded
 from mmlda.training.batches import Batches
 from mmlda.training.recipes import Adversary, Recipe
 
-__all__ = ["begin_attack", "craft", "craft_once"]
-
 
 def craft(
     model: nn.Module, x: Tensor, y: Tensor, eps: Tensor, start: Tensor, adversary: Adversary, *, fold: bool = False

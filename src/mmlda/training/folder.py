@@ -28,12 +28,11 @@ from mmlda.data import ImageData
 from mmlda.results import device_name, versions, weights_digest
 from mmlda.training import checkpoints
 from mmlda.training.batches import share
+from mmlda.training.checkpoints import under
 from mmlda.training.loader import describe_loader
 from mmlda.training.recipes import Recipe
 from mmlda.training.step import Average
 from mmlda.training.validation import Validation
-
-__all__ = ["Run", "describe", "difference", "event_writer", "lock", "log", "open_run", "reload", "resume", "save"]
 
 
 @dataclass(repr=False)
@@ -234,16 +233,16 @@ def _continue(
     """Bring network, optimizer and generators back to a checkpoint."""
     run.step, run.seconds = record["step"], record["seconds"]
     run.loss, run.accuracy = record["loss"], record["accuracy"]
-    run.model.load_state_dict(_under("model.", tensors))
+    run.model.load_state_dict(under("model.", tensors))
     if average is not None:
-        average.load(_under("average.", tensors))
+        average.load(under("average.", tensors))
     if run.validation is not None and "validation" in record:
         device = next(run.model.parameters()).device
         run.validation = dataclasses.replace(run.validation, **record["validation"])
-        run.validation.weights = {name: tensor.to(device) for name, tensor in _under("best.", tensors).items()}
+        run.validation.weights = {name: tensor.to(device) for name, tensor in under("best.", tensors).items()}
     state: dict[int, dict[str, Tensor]] = {}
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    for name, tensor in _under("optimizer.", tensors).items():
+    for name, tensor in under("optimizer.", tensors).items():
         number, moment = name.split(".", 1)
         like = parameters[int(number)]
         if tensor.shape == like.shape:  # fused kernels assume that moments have the layout of parameters
@@ -265,10 +264,6 @@ def _entries(text: str) -> list[dict[str, float]]:
             if numbers and {"step", "loss", "accuracy", "seconds"} <= entry.keys():
                 entries.append(entry)
     return entries
-
-
-def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def reload(run: Run, weights: dict[str, Tensor]) -> None:

@@ -18,8 +18,6 @@ from mmlda.training.step import Average, Tally
 if TYPE_CHECKING:
     from mmlda.training.loop import Options
 
-__all__ = ["Diverged", "Journal"]
-
 PAUSE = 10.0  # seconds between checkpoints by default: the device waits while one is written
 
 

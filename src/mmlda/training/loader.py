@@ -22,8 +22,6 @@ from mmlda.data.loaders import loader_length
 from mmlda.training.batches import Batches, share, to_pixels
 from mmlda.training.recipes import Recipe
 
-__all__ = ["LoaderBatches", "batch_size", "describe_loader", "learn_classes"]
-
 AHEAD = 2  # batches that may wait on the device, so that a host far ahead of it does not fill its memory
 
 

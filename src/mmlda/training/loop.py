@@ -37,22 +37,11 @@ from mmlda.training import checkpoints, folder
 from mmlda.training.batches import Batches, share
 from mmlda.training.crafting import craft_once
 from mmlda.training.folder import Run
-from mmlda.training.journal import Diverged, Journal
+from mmlda.training.journal import Journal
 from mmlda.training.loader import LoaderBatches, batch_size, learn_classes
 from mmlda.training.recipes import Recipe, as_recipe
 from mmlda.training.step import Average, Step, Tally, make_launch, make_optimizer, set_rate
 from mmlda.training.validation import Validation
-
-__all__ = [
-    "Diverged",
-    "Options",
-    "Run",
-    "fit",
-    "interruptible",
-    "make_validation",
-    "training_steps",
-    "warn_of_labels_from_1",
-]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,8 +24,6 @@ from mmlda.training.loop import (
 )
 from mmlda.training.recipes import Recipe, as_recipe
 
-__all__ = ["fit_many", "together"]
-
 
 def fit_many(
     models: Sequence[nn.Module],

@@ -21,10 +21,9 @@ from mmlda.data import ImageData, holdout, load, stratified
 from mmlda.evaluation.accuracy import Accuracy, accuracy, check_fits
 from mmlda.models import SoftmaxHead, build
 from mmlda.training import checkpoints
-from mmlda.training.loop import Run, fit, make_validation
+from mmlda.training.folder import Run
+from mmlda.training.loop import fit, make_validation
 from mmlda.training.recipes import RECIPES, Recipe, network
-
-__all__ = ["choose_recipe", "train"]
 
 # The dataset of the paper, or digits, whose recipe a named dataset takes; others take that of mnist.
 TRAINED_LIKE = {"digits": "digits", "cifar10": "cifar10", "cifar100": "cifar10", "cifar100-coarse": "cifar10"}

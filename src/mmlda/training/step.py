@@ -28,8 +28,6 @@ from mmlda.training.batches import Batches, share
 from mmlda.training.crafting import begin_attack, craft
 from mmlda.training.recipes import Recipe
 
-__all__ = ["Average", "Objective", "Step", "Tally", "make_launch", "make_optimizer", "set_rate", "streamed_head"]
-
 WARMUP = 3  # real steps, run one by one before the capture, so that cuDNN and the compiler have settled
 
 

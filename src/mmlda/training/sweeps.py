@@ -38,8 +38,6 @@ from mmlda.training.loop import Options, check_shape
 from mmlda.training.many import together
 from mmlda.training.recipes import Recipe, as_recipe, network_for
 
-__all__ = ["Job", "JobsFailed", "cross_validate", "sweep"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Job:

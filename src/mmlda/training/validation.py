@@ -19,8 +19,6 @@ from mmlda.models import fast_convolutions
 from mmlda.training.batches import share
 from mmlda.training.step import Average
 
-__all__ = ["Validation"]
-
 
 @dataclass
 class Validation:
