@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmlda.models.backbones import ResNet
+from mmlda.models.backbones import ResNet, fold_norms
 from mmlda.models.classifier import Classifier
 
 
@@ -146,12 +146,7 @@ def _layers(net: Any) -> tuple[list[Any], list[Any]]:
 def fold(net: ResNet, kind: torch.dtype) -> list[Stage]:
     """The stages of a post-activation `ResNet`, with its batch norms in eval mode folded into the convolutions."""
     convs, norms = _layers(net)
-    scales = torch._foreach_add([norm.running_var for norm in norms], norms[0].eps)
-    torch._foreach_sqrt_(scales)
-    scales = torch._foreach_div([norm.weight.detach() for norm in norms], scales)
-    shifts = torch._foreach_mul([norm.running_mean for norm in norms], scales)
-    shifts = torch._foreach_sub([norm.bias.detach() for norm in norms], shifts)
-    weights = torch._foreach_mul([conv.weight.detach() for conv in convs], [s.view(-1, 1, 1, 1) for s in scales])
+    weights, shifts = fold_norms(convs, norms)
     begins = [0, *(1 + 2 * n for n, block in enumerate(net.blocks) if block.stride > 1), len(convs)]  # type: ignore
     return [_stage(weights[i:j], shifts[i:j], kind, stem=i == 0) for i, j in itertools.pairwise(begins)]
 
