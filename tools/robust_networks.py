@@ -7,11 +7,12 @@
 
 `train` trains the recipes DATA-sr-robust and DATA-mmlda-robust together; stopped by Ctrl-C (or `timeout -s INT`) it
 saves, and the same call resumes. The networks are kept in float16, as they ship, and it is these files that `attack`
-measures: on all test images, clean, under AutoAttack's standard version (pyautoattack) and under `WorstCase`. Each
-network and attack is one JSON file with the outcome of every image; what is there is not measured again, and nothing is
-started after `--minutes`. `compare` prints the accuracies and the paired difference of the heads with its interval.
-`ship` puts seed 0 of each head, chosen before any was measured, into the package, and an entry in RobustBench's format
-into results/robustbench.
+measures: on all test images, clean, under AutoAttack's standard version (pyautoattack) and under `WorstCase`. Both
+attack the network as `mmlda.attacks.compiled` copies it for speed; an image counts as robust if neither the copy nor
+the network itself is wrong about what they return. Each network and attack is one JSON file with the outcome of every
+image; what exists is not measured again, and nothing is started after `--minutes`. `compare` prints the accuracies and
+the paired difference of the heads with its interval. `ship` puts seed 0 of each head, chosen before any was measured,
+into the package, and an entry in RobustBench's format into results/robustbench.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import argparse
 import base64
 import dataclasses
 import importlib.metadata
+import itertools
 import json
 import shutil
 import statistics
@@ -75,47 +77,50 @@ def train(options: argparse.Namespace) -> None:
         print(name, f"{run.seconds:.0f} s", flush=True)
 
 
-def autoattack(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, eps: float) -> torch.Tensor:
+def autoattack(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, eps: float, batch: int) -> torch.Tensor:
     """Images after AutoAttack's standard version."""
     import pyautoattack
 
-    fast = mmlda.attacks.compiled(model, captured=False) if x.is_cuda else model
-    peer = pyautoattack.AutoAttack(fast, norm="Linf", eps=eps, seed=0, device=str(x.device))
-    x_adv = peer.run_standard_evaluation(x, y, batch_size=2500)
-    return x_adv[0] if isinstance(x_adv, tuple) else x_adv
+    peer = pyautoattack.AutoAttack(model, norm="Linf", eps=eps, seed=0, device=str(x.device))
+    x_adv = peer.run_standard_evaluation(x, y, batch_size=batch)
+    return (x_adv[0] if isinstance(x_adv, tuple) else x_adv).to(x.device)
+
+
+def predict(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return torch.cat([model(part).argmax(1) for part in x.split(2500)])
 
 
 def attack(options: argparse.Namespace) -> None:
     """Measure every network under every attack that has no record yet."""
     test = mmlda.data.load(options.data, options.root)[1]
     x, y = test.pixels(slice(options.n)).to(options.device), test.labels[: options.n].to(options.device)
-    begin = time.perf_counter()
+    begin, batch = time.perf_counter(), options.batch
     for weights in sorted(options.networks.glob(f"{options.data}-*-robust-*.safetensors")):
         model = load_network(weights.with_suffix("")).to(options.device).eval()
-        for kind in options.attacks:
-            for eps in EPS[options.data]:
-                place = options.out / f"{weights.stem}-{kind}-{eps:.4f}.json"
-                if place.exists() or time.perf_counter() - begin > 60 * options.minutes:
-                    continue
-                start = time.perf_counter()
-                if kind == "autoattack":
-                    x_adv = autoattack(model, x, y, eps).to(x.device)
-                else:
-                    twin = mmlda.attacks.compiled(model) if x.is_cuda else model
-                    x_adv = mmlda.attacks.WorstCase(eps=eps, seed=0, batch_size=options.batch)(twin, x, y).x_adv
-                seconds = time.perf_counter() - start
-                if not bool(((x_adv - x).abs() <= eps + 1e-6).all() & (x_adv >= 0).all() & (x_adv <= 1).all()):
-                    raise SystemExit(f"{kind} left the ball of radius {eps}")
-                clean, held = (model.predict(v) == y for v in (x, x_adv))  # by the network itself
-                record = {"name": weights.stem, "data": options.data, "attack": kind, "eps": eps, "n": len(y)}
-                record |= {"clean": int(clean.sum()), "robust": int((clean & held).sum()), "seconds": seconds}
-                record |= {"clean_images": pack(clean), "robust_images": pack(clean & held), **about(options.device)}
-                if kind == "autoattack":
-                    record["versions"]["pyautoattack"] = importlib.metadata.version("pyautoattack")
-                write_json(place, record)
-                print(
-                    weights.stem, kind, f"{eps:.4f}", record["clean"], record["robust"], f"{seconds:.0f} s", flush=True
-                )
+        for kind, eps in itertools.product(options.attacks, options.eps or EPS[options.data]):
+            path = options.out / f"{weights.stem}-{kind}-{eps:.4f}.json"
+            if path.exists() or time.perf_counter() - begin > 60 * options.minutes:
+                continue
+            start = time.perf_counter()
+            twin = mmlda.attacks.compiled(model, captured=kind == "worst")
+            if kind == "autoattack":
+                x_adv = autoattack(twin, x, y, eps, batch)
+            else:
+                x_adv = mmlda.attacks.WorstCase(eps=eps, seed=0, batch_size=batch)(twin, x, y).x_adv
+            seconds = time.perf_counter() - start
+            if not bool(((x_adv - x).abs() <= eps + 1e-6).all() & (x_adv >= 0).all() & (x_adv <= 1).all()):
+                raise SystemExit(f"{kind} left the ball of radius {eps}")
+            clean = predict(model, x) == y
+            robust = clean & (predict(model, x_adv) == y) & (predict(twin, x_adv) == y)
+            record = {"name": weights.stem, "data": options.data, "attack": kind, "eps": eps, "n": len(y)}
+            record |= {"clean": int(clean.sum()), "robust": int(robust.sum()), "seconds": seconds}
+            record |= {"clean_images": pack(clean), "robust_images": pack(robust), **about(options.device)}
+            if kind == "autoattack":
+                record["versions"]["pyautoattack"] = importlib.metadata.version("pyautoattack")
+            write_json(path, record)
+            counts = f"clean {record['clean']}, robust {record['robust']}"
+            print(f"{weights.stem} {kind} {eps:.4f}: {counts}, {seconds:.0f} s", flush=True)
 
 
 def compare(options: argparse.Namespace) -> None:
@@ -198,6 +203,7 @@ def main() -> None:
         if command in (attack, ship):
             sub.add_argument("--networks", type=Path, required=True)
         if command is attack:
+            sub.add_argument("--eps", type=lambda text: [float(eps) for eps in text.split(",")], help="instead of all")
             sub.add_argument("--attacks", type=lambda text: text.split(","), default=["worst", "autoattack"])
             sub.add_argument("--n", type=int, default=10_000)
             sub.add_argument("--batch", type=int, default=2500)
