@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from mmlda._utils.checks import damaged
+from mmlda._utils.device import device_of
 from mmlda._utils.files import parse_json, write_whole
 from mmlda._utils.training_data import remembered
 from mmlda.data import ImageData
@@ -237,7 +238,7 @@ def _continue(
     if average is not None:
         average.load(under("average.", tensors))
     if run.validation is not None and "validation" in record:
-        device = next(run.model.parameters()).device
+        device = device_of(run.model)
         run.validation = dataclasses.replace(run.validation, **record["validation"])
         run.validation.weights = {name: tensor.to(device) for name, tensor in under("best.", tensors).items()}
     state: dict[int, dict[str, Tensor]] = {}
