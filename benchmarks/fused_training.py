@@ -1,6 +1,7 @@
 """A training pass of the Resnet in its own kernels: batch norm inside the convolutions' launches, nothing compiled.
 
-    python benchmarks/fused_training.py                    # on a GPU: errors, then milliseconds beside torch.compile
+    python benchmarks/fused_training.py --out FILE            # one step on a GPU, beside torch.compile; tilings; errors
+    python benchmarks/fused_training.py --fit fused --out FILE    # `fit` and `fit_many` so; MODES has the others
     TRITON_INTERPRET=1 python benchmarks/fused_training.py --check --device cpu    # the errors alone
 
 Today a step compiles the network, which takes half a minute, and runs about 310 kernels in a chain. Here a layer is
@@ -16,6 +17,7 @@ backward   `back`    the gradient in the layer's input, behind its ReLU, and the
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,10 +31,15 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
+from mmlda import accuracy, fit
 from mmlda._utils.files import write_json
+from mmlda.attacks.replay import compile_quietly
+from mmlda.data import ImageData
 from mmlda.models import build, fast_convolutions
 from mmlda.models.triton_conv import Split, _load_taps, _load_weights, _rounded, split_config
 from mmlda.results import code_version, device_name, versions
+from mmlda.training.recipes import RECIPES
+from mmlda.training.step import Step
 
 
 @triton.jit
@@ -885,6 +892,64 @@ def time_all(found: dict[str, Any]) -> None:
         print(list(found.items())[-1], flush=True)
 
 
+class FusedModel(nn.Module):
+    """A network whose logits in training come from the kernels here."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.inner = (model,)  # its weights belong to the model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return fused_logits(self.inner[0], x)
+
+
+def prepare(step: Step, take: bool) -> None:
+    """In place of `Step.compile`: only the images' way from the data set may be compiled."""
+    step.batches.for_any_length()
+    step.objective.model = FusedModel(step.attacked)  # type: ignore[attr-defined]
+    if take:
+        step.take = compile_quietly(step.take, dynamic=False)
+    paired = step.adversary is not None and step.adversary.paired
+    x = torch.zeros(step.batches.size * (1 + paired), *step.batches.shape, device="cuda")
+    x = x.contiguous(memory_format=torch.channels_last)
+    parameters = parameters_of(step.attacked.backbone)
+    compile_kernels(lambda: torch.autograd.grad(fused_features(step.attacked, x).sum(), parameters))
+    step.fold = step._foldable()
+
+
+MODES = {"compiled": Step.compile, "fused": partial(prepare, take=False), "fused-take": partial(prepare, take=True)}
+
+
+def time_fit(mode: str, found: dict[str, Any]) -> None:
+    """Seconds to the first step from a cold start, then milliseconds per step and network."""
+    from waits import pgd10, together
+
+    Step.compile = lambda step: MODES[mode](step)  # type: ignore[method-assign]
+    jobs = {"plain": RECIPES["cifar10-sr"], "PGD-10": pgd10(), "robust": RECIPES["cifar10-mmlda-robust"]}
+    for name, count in (("plain", 1), ("plain", 4), ("plain", 8), ("PGD-10", 1), ("PGD-10", 4), ("robust", 6)):
+        first, each = together(jobs[name], count, 300 if name == "plain" else 60)
+        found[f"{mode}, {name}, {count} at once"] = {"first step, s": first, "ms": 1e3 * each}
+        print(list(found.items())[-1], flush=True)
+    data = blobs()
+    for seed in (0, 1):  # does it learn the same?
+        model = build({"backbone": "resnet", "depth": 32, "channels": 3, "head": "mmlda", "num_classes": 10}, seed=seed)
+        recipe = dataclasses.replace(RECIPES["cifar10-mmlda"].scaled(600), seed=seed)
+        run = fit(model, data, recipe, device="cuda", show=False)
+        losses = [entry["loss"] for entry in run.history]
+        found[f"{mode}, losses, seed {seed}"] = losses[:: max(1, len(losses) // 8)]
+        found[f"{mode}, accuracy, seed {seed}"] = accuracy(run.model, data, n=2000, device="cuda").accuracy
+        print(list(found.items())[-2:], flush=True)
+
+
+def blobs() -> ImageData:
+    """Ten classes of smooth random patterns under noise."""
+    generator = torch.Generator().manual_seed(0)
+    patterns = nn.functional.interpolate(torch.rand(10, 3, 4, 4, generator=generator), size=32, mode="bilinear")
+    y = torch.arange(20_000) % 10
+    pixels = 255 * (0.7 * patterns[y] + 0.6 * (torch.rand(20_000, 3, 32, 32, generator=generator) - 0.25))
+    return ImageData(pixels.clamp(0, 255).to(torch.uint8), y, tuple("0123456789"), "blobs")
+
+
 SWEEP = {
     16: [Cut(128, 4, 512), Cut(128, 4, 128), Cut(256, 8, 256), Cut(64, 4, 256), Cut(128, 8, 256)],
     32: [Cut(64, 4, 512), Cut(128, 8, 256), Cut(64, 8, 256), Cut(64, 4, 256)],
@@ -895,10 +960,15 @@ SWEEP = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--fit", choices=MODES, help="time `fit` in this mode")
     parser.add_argument("--check", action="store_true", help="only compare with float64")
     parser.add_argument("--out", type=Path, help="write the times to this JSON file")
     options = parser.parse_args()
     found: dict[str, Any] = {"versions": versions(), "device": device_name(options.device), "commit": code_version()}
+    if options.fit:
+        time_fit(options.fit, found)
+        write_json(options.out, found)
+        return
     if not options.check:
         time_all(found)
         if options.out:
