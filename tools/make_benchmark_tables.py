@@ -21,6 +21,9 @@ METHODS = {  # of benchmarks/long_tailed.py: the method of the record, and the p
     "MM-LDA": ("mmlda", None),
     "MM-LDA, priors in training": ("mmlda-priors", None),
 }
+# Of benchmarks/training.py: ours as a row names it, and the loops beside it.
+TRAINED = {"ours": "", "ours, 8 networks": ", 8 networks", "ours, bfloat16": ", bfloat16"}
+PLAIN = ("plain", "plain, 4 workers")
 BALANCED = {"softmax": "softmax", "MM-LDA with 64 dimensions": "mmlda-64", "with 128": "mmlda-128"}
 
 
@@ -32,10 +35,11 @@ def read(name: str) -> dict[str, Any]:
 
 def beside(what: str, device: str, seconds: dict[str, float], ours: str = "ours") -> list[str]:
     """A row: seconds of ours, also compiled where measured, and those of the others with times ours."""
-    mine = [name for name in seconds if name in (ours, f"{ours}, compiled")]
-    own = ", ".join(f"{name.removeprefix(ours)} {duration(seconds[name])}".strip(", ") for name in mine)
-    peers = [f"{name} {duration(seconds[name])} ({seconds[name] / seconds[ours]:.2g} x)" for name in seconds]
-    return [what, device, own, "; ".join(text for name, text in zip(seconds, peers) if not name.startswith("ours"))]
+    mine = {ours: "", f"{ours}, compiled": "compiled "}
+    own = ", ".join(f"{words}{duration(seconds[name])}" for name, words in mine.items() if name in seconds)
+    peers = {name: value for name, value in seconds.items() if name not in mine}
+    others = [f"{name} {duration(value)} ({value / seconds[ours]:.2g} x)" for name, value in peers.items()]
+    return [what, device, own, "; ".join(others)]
 
 
 def duration(seconds: float) -> str:
@@ -44,11 +48,12 @@ def duration(seconds: float) -> str:
 
 def training() -> Iterator[list[str]]:
     for found in (read("training-h200"), read("training-cpu")):
-        plain = {name: value for name, value in found["seconds"].items() if name.startswith("plain")}
-        for name in ("ours", "ours, 8 networks", "ours, bfloat16"):
-            if name in found["seconds"]:
-                what = f"training step, Resnet-32, batch {found['batch_size']}{name.removeprefix('ours')}"
-                yield beside(what, found["device"], {name: found["seconds"][name], **plain}, name)
+        seconds = found["seconds"]
+        plain = {name: seconds[name] for name in PLAIN if name in seconds}
+        for name, words in TRAINED.items():
+            if name in seconds:
+                what = f"training step, Resnet-32, batch {found['batch_size']}{words}"
+                yield beside(what, found["device"], {name: seconds[name], **plain}, name)
 
 
 def waits(device: str) -> Iterator[list[str]]:
@@ -119,7 +124,8 @@ def long_tailed(folder: Path = PAGE.parent / "results" / "long-tailed") -> str:
     records = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     if not records:
         return ""
-    tasks = [f"{data}-lt-{imbalance}" for data in ("cifar10", "cifar100") for imbalance in (10, 50, 100)]
+    names = {"cifar10": "CIFAR-10-LT", "cifar100": "CIFAR-100-LT"}
+    tasks = {f"{data}-lt-{k}": f"{words}, {k}" for data, words in names.items() for k in (10, 50, 100)}
 
     def cell(task: str, method: str, part: str | None = None) -> str:
         found = [r[part] if part else r for r in records if (r["task"], r["method"]) == (task, method)]
@@ -128,8 +134,6 @@ def long_tailed(folder: Path = PAGE.parent / "results" / "long-tailed") -> str:
         return f"{fixed(statistics.fmean(values))}{spread}" if values else "–"
 
     rows = [[name, *(cell(task, *where) for task in tasks)] for name, where in METHODS.items()]
-    names = {"cifar10": "CIFAR-10-LT", "cifar100": "CIFAR-100-LT"}
-    titles = [f"{names[task.split('-')[0]]}, {task.split('-')[-1]}" for task in tasks]
     balanced = ", ".join(f"{name} {cell('cifar100', method)}" for name, method in BALANCED.items())
     published = "softmax 70.4 and 38.3 (Cao et al., 2019), logit adjustment 77.7 and 43.9 (Menon et al., 2021)"
     words = f"\nBalanced CIFAR-100: {balanced}. Published for Resnet-32 at an imbalance of 100: {published}.\n"
@@ -138,7 +142,7 @@ def long_tailed(folder: Path = PAGE.parent / "results" / "long-tailed") -> str:
     about.append(f"torch {first['versions']['torch']}")
     if any((folder / "held").glob("*.json")):
         about.append("settings chosen on held-out training images at an imbalance of 100")
-    text = table(" | ".join(["balanced test accuracy (%)", *titles]), rows)
+    text = table(" | ".join(["balanced test accuracy (%)", *tasks.values()]), rows)
     return f"{text}{words}\n*{'; '.join(about)}; `benchmarks/long_tailed.py`.*\n"
 
 
