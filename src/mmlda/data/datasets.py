@@ -73,21 +73,21 @@ class Known:
 
 KNOWN = {
     "digits": Known(DIGITS),
-    "mnist": Known(DIGITS, ("mnist", "MNIST/raw", ".")),
-    "fashion-mnist": Known(FASHION, ("fashion-mnist", "FashionMNIST/raw", ".")),
+    "mnist": Known(DIGITS, folders=("mnist", "MNIST/raw", ".")),
+    "fashion-mnist": Known(FASHION, folders=("fashion-mnist", "FashionMNIST/raw", ".")),
     "cifar10": Known(
         CIFAR10,
-        ("cifar10", "cifar-10", "."),
-        formats.CIFAR10,
-        ("cifar-10-batches-bin", "cifar-10-batches-py", "."),
-        ("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz"),
+        folders=("cifar10", "cifar-10", "."),
+        cifar=formats.CIFAR10,
+        inside=("cifar-10-batches-bin", "cifar-10-batches-py", "."),
+        archives=("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz"),
     ),
     "cifar100": Known(
         CIFAR100,
-        ("cifar100", "cifar-100", "."),
-        formats.CIFAR100,
-        ("cifar-100-binary", "cifar-100-python", "."),
-        ("cifar-100-binary.tar.gz", "cifar-100-python.tar.gz"),
+        folders=("cifar100", "cifar-100", "."),
+        cifar=formats.CIFAR100,
+        inside=("cifar-100-binary", "cifar-100-python", "."),
+        archives=("cifar-100-binary.tar.gz", "cifar-100-python.tar.gz"),
     ),
     "cifar100-coarse": Known(tuple(CIFAR100_GROUPS), groups_of="cifar100"),
 }
