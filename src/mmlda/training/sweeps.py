@@ -25,7 +25,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from mmlda import data as datasets
-from mmlda._utils.checks import check_count, check_positive, damaged, invalid
+from mmlda._utils.checks import check_count, check_positive, invalid
 from mmlda._utils.files import read_json, write_json, write_whole
 from mmlda._utils.progress import progress
 from mmlda._utils.tensors import packed
@@ -181,7 +181,9 @@ def _finished(job: Job, folder: Path) -> dict[str, Any] | None:
         warnings.warn(f"result refused: {error}; doing the job again", stacklevel=2)
         return None
     if (what := difference(record, _about(job))) is not None:
-        raise damaged(path, "the result of this job", f"that of another: {what}; choose another folder or name")
+        raise ValueError(
+            f"{path} must be the result of this job, got that of another: {what}; choose another folder or name"
+        )
     return record if path.with_suffix(".safetensors").is_file() else None
 
 
