@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 from attack_cases import ATTACKS, at_work, double, every_attack
 from attack_models import images, network
 from torch import Tensor
+
+from mmlda.attacks import APGD, BIM, PGD
 
 
 @every_attack
@@ -86,3 +89,35 @@ def test_steps_can_be_replayed_as_cuda_graphs(name: str, monkeypatch: pytest.Mon
     assert torch.equal(replayed.prediction, plain.prediction)
     torch.testing.assert_close(replayed.x_adv, plain.x_adv, rtol=0, atol=1e-9)
     torch.testing.assert_close(replayed.l2, plain.l2, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        APGD(eps=0.05, steps=12, restarts=4),
+        APGD(eps=0.05, steps=12, loss="dlr", target="every"),
+        PGD(eps=0.3, norm="l2", steps=4, restarts=5),
+        BIM(eps=0.05, steps=5, loss="targeted", target="every"),
+    ],
+    ids=["apgd", "apgd-every", "pgd-l2", "bim-every"],
+)
+def test_joined_runs_give_what_one_after_the_other_does(attack: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, (x, y) = double(), images(24)
+    sizes: list[int] = []
+
+    def counted(v: Tensor) -> Tensor:
+        sizes.append(len(v))
+        return model(v)
+
+    joined = attack(counted, x.double(), y)
+    passes = len(sizes)
+    sizes.clear()
+    limited = replace(attack, batch_size=12)(counted, x.double(), y)
+    assert max(sizes) <= 12  # never more images than the caller allows
+    sizes.clear()
+    monkeypatch.setattr("mmlda.attacks.surface.ROOM", 1)
+    alone = attack(counted, x.double(), y)
+    assert 0 < alone.success.sum() < 24 and passes < len(sizes)
+    for result in (joined, limited):
+        assert torch.equal(result.success, alone.success) and torch.equal(result.steps, alone.steps)
+        torch.testing.assert_close(result.x_adv, alone.x_adv, rtol=0, atol=1e-9)

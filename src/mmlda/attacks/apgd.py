@@ -78,8 +78,8 @@ class APGD(Ascent):
             return "margin"
         return self.loss
 
-    def run(self, surface: Surface, loss: Loss, batch: Batch, draw: int) -> Run:
-        x, y, ids, to, goal = batch
+    def run(self, surface: Surface, loss: Loss, batch: Batch) -> Run:
+        x, y, ids, draw, to, goal = batch
         aimed, sought = to is not None, goal is not None
         key = (self, loss, aimed, sought)
 

@@ -328,9 +328,13 @@ class Attack:
 
     def _batch(self, surface: Surface, x: Tensor) -> int:
         """The batch size: at most `batch_size`, and such that activations and a dozen copies of the images fit."""
-        size = len(x) if self.batch_size is None else min(self.batch_size, len(x))
+        size = len(x)
+        if self.batch_size is not None:
+            surface.room = min(surface.room, self.batch_size)
+            size = min(size, self.batch_size)
         if self.memory_limit is not None:
             bytes_each = activation_bytes(surface, x[:1]) + 12 * x[0].numel() * x.element_size()
+            surface.room = min(surface.room, self.memory_limit // bytes_each)
             size = max(1, min(size, self.memory_limit // bytes_each))
         return size
 

@@ -7,7 +7,7 @@ where P projects onto the ball of radius eps around the image, and onto the imag
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, NamedTuple
@@ -159,7 +159,7 @@ def ascend(
     return x_adv
 
 
-def random_start(x: Tensor, eps: Size, norm: str, bounds: Bounds, noise: Noise, draw: int) -> Tensor:
+def random_start(x: Tensor, eps: Size, norm: str, bounds: Bounds, noise: Noise, draw: int | Tensor) -> Tensor:
     """Uniform random points in the ball around x, clipped to the range: like x."""
     shape = tuple(x.shape[1:])
     if norm == "linf":
@@ -177,11 +177,17 @@ class Batch(NamedTuple):
     x: Tensor
     y: Tensor
     ids: Tensor  # the samples' indices, for random choices
+    draw: Tensor  # the number of the run, int64 [N], for random choices
     to: Tensor | None  # the class to climb towards
     goal: Tensor | None  # the class that counts as a success; None for any but y
 
     def take(self, who: Tensor) -> Batch:
         return Batch(*(None if t is None else t[who] for t in self))  # type: ignore[arg-type]
+
+    @staticmethod
+    def join(batches: Sequence[Batch]) -> Batch:
+        """One batch of all, one after the other."""
+        return Batch(*(None if None in column else torch.cat(column) for column in zip(*batches)))  # type: ignore[arg-type]
 
 
 @dataclass
@@ -196,6 +202,11 @@ class Run:
     gap: Tensor  # how near the attack has come: of two failures the higher one is kept
     clean: Tensor | None = None  # the class at the image itself, where the run started there
 
+    def split(self, n: int) -> list[Run]:
+        """The runs of `n` samples each that were joined."""
+        columns = (value.split(n) for value in vars(self).values() if value is not None)  # `clean` comes last
+        return [Run(*parts) for parts in zip(*columns)]
+
     def improve(self, who: Tensor, again: Run) -> None:
         """Take over what is better for the samples `who`; a broken sample does not change."""
         open_ = ~self.success[who]
@@ -207,7 +218,11 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Ascent(Attack):
-    """Runs that climb a loss inside a ball: `restarts` per target, each on the samples that earlier runs left."""
+    """Runs that climb a loss inside a ball: `restarts` per target, each on the samples that earlier runs left.
+
+    On the CPU small batches cost more per sample than large ones, so the samples that are left do 2, 4, ... runs at a
+    time while there is room. The result is that of one run after the other: the first that breaks a sample counts.
+    """
 
     eps: float
     norm: str = "linf"
@@ -226,17 +241,17 @@ class Ascent(Attack):
             else:
                 turns = [target := choose_target(self.target, z, y, self.noise(index))]
         loss = self.usable_loss(surface, x, aimed=turns[0] is not None)
-        best: Run | None = None
-        for draw, (to, _) in enumerate(product(turns, range(self.restarts))):
-            batch = Batch(x, y, index, to, target)
-            if best is None:
-                best = self.run(surface, loss, batch, draw)
-                continue
-            who = survivors(~best.success)
-            if len(who) == 0:
-                break
-            best.improve(who, self.run(surface, loss, batch.take(who), draw))
-        assert best is not None
+        batches = [
+            Batch(x, y, index, torch.full_like(y, draw), to, target)
+            for draw, (to, _) in enumerate(product(turns, range(self.restarts)))
+        ]
+        best, done = self.run(surface, loss, batches[0]), 1
+        while done < len(batches) and len(who := survivors(~best.success)):
+            count = min(2 * done, surface.runs_at_once(who))  # few at first: an early success wastes the others
+            several = [batch.take(who) for batch in batches[done : done + count]]
+            for again in self.run(surface, loss, Batch.join(several)).split(len(who)):
+                best.improve(who, again)
+            done += count
         clean = best.clean if clean is None else clean
         return measure(x, best.x_adv, y, target, self.bounds, best.prediction, best.steps, clean=clean, zero=best.zero)
 
@@ -247,8 +262,8 @@ class Ascent(Attack):
     def usable_loss(self, surface: Surface, x: Tensor, aimed: bool) -> Loss:
         return self.loss
 
-    def run(self, surface: Surface, loss: Loss, batch: Batch, draw: int) -> Run:
-        """Climb once; `draw` is the number of the run, for random choices."""
+    def run(self, surface: Surface, loss: Loss, batch: Batch) -> Run:
+        """Climb once."""
         raise NotImplementedError
 
 
@@ -284,8 +299,8 @@ class GradientAttack(Ascent):
         """The step size in use: eps / steps, so that the steps just reach the edge of the ball."""
         return self.eps / self.steps if self.step_size is None else self.step_size
 
-    def run(self, surface: Surface, loss: Loss, batch: Batch, draw: int) -> Run:
-        x, y, ids, to, goal = batch
+    def run(self, surface: Surface, loss: Loss, batch: Batch) -> Run:
+        x, y, ids, draw, to, goal = batch
         start = x
         if self.random_start:
             start = random_start(x, self.eps, self.norm, self.bounds, self.noise(ids), draw)
