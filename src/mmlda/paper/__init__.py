@@ -11,10 +11,11 @@ from functools import partial
 from mmlda._utils.checks import check_choice
 from mmlda.paper.biased import fig3, fig3_control
 from mmlda.paper.figures import fig2, fig4, fig5, latent, theory_figure
+from mmlda.paper.hardened import hardened
 from mmlda.paper.setup import Setup, tuned_cells
 from mmlda.paper.suspects import suspects
 from mmlda.paper.tables import table1, table2, table3
-from mmlda.paper.worst import audits, hardened, robust, worst_case
+from mmlda.paper.worst import audits, robust, worst_case
 from mmlda.results import Result
 
 __all__ = ["PARTS", "Setup", "reproduce"]

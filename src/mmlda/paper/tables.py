@@ -108,18 +108,29 @@ def table2(
     which the paper leaves open.
     """
     tuned = [cell for cell in tuned_cells() if cell[1] in kinds and cell[2] in eps and (cells is None or cell in cells)]
+    results = []
+    for net in networks(setup, plain_rows(setup.data)):
+        results += table2_row(setup, net, kinds, eps, jsma)
+        if net.row == SR:
+            results += _tuned_rows(setup, net, tuned)
+    return results
+
+
+def table2_row(
+    setup: Setup,
+    net: Net,
+    kinds: Sequence[str] = numbers.ATTACKS,
+    eps: Sequence[float] = numbers.EPS,
+    jsma: Sequence[tuple[str, str]] = JSMA,
+) -> list[Result]:
+    """One network under the attacks."""
     chosen: list[attacks.Attack] = []
     for kind, e in itertools.product(kinds, eps):
         if kind == "JSMA":
             chosen += [attacks.JSMA(eps=e, surface=surface, target=target) for surface, target in jsma]
         else:
             chosen.append(getattr(attacks, kind)(eps=e))
-    results = []
-    for net in networks(setup, plain_rows(setup.data)):
-        results += [_table2_cell(setup, net, attack) for attack in chosen]
-        if net.row == SR:
-            results += _tuned_rows(setup, net, tuned)
-    return results
+    return [_table2_cell(setup, net, attack) for attack in chosen]
 
 
 def _tuned_rows(setup: Setup, net: Net, cells: Sequence[Cell]) -> list[Result]:
@@ -154,12 +165,15 @@ def table3(
     setup: Setup, targets: Sequence[str] = ("untargeted", "random"), *, search: tuple[int, int] = PAPERS_SEARCH
 ) -> list[Result]:
     """Mean smallest C&W distortions over images that were right and were broken, with the success rates."""
-    results = []
-    for net in networks(setup, plain_rows(setup.data)):
-        for target in targets:
-            result, outcomes, _ = carlini(setup, net, target, search)
-            results.append(result.save(setup.out, outcomes))
+    nets = networks(setup, plain_rows(setup.data))
+    results = [table3_cell(setup, net, target, search) for net in nets for target in targets]
     return [*results, *table3_claims(setup, results)]
+
+
+def table3_cell(setup: Setup, net: Net, target: str, search: tuple[int, int] = PAPERS_SEARCH) -> Result:
+    """The distortions of one network."""
+    result, outcomes, _ = carlini(setup, net, target, search)
+    return result.save(setup.out, outcomes)
 
 
 def carlini(setup: Setup, net: Net, target: str, search: tuple[int, int]) -> tuple[Result, bytes, Path]:

@@ -1,4 +1,4 @@
-"""Beside Table 2: the same networks, and robust ones, under the worst case and audited."""
+"""Beside Table 2: the same networks under the worst case and audited."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from mmlda import attacks
 from mmlda.audit import audit, default_eps
 from mmlda.paper import claims, numbers
 from mmlda.paper.comparisons import difference, of_row
-from mmlda.paper.rows import ADAM, MMLDA, MMLDA_PGD, SR, SR_PGD, Fields, Row, plain_rows
+from mmlda.paper.rows import ADAM, MMLDA, SR, Fields, Row, plain_rows
 from mmlda.paper.setup import MOST, Cell, Net, Setup, attacked, claim, kept, named, networks, tuned_cells, tuned_for
 from mmlda.results import Result, label, traced
-from mmlda.training.recipes import RECIPES
 
 FIELD_EPS = (2 / 255, 4 / 255, 8 / 255)  # the usual perturbations in the literature, beside the paper's three
-HARDENED = (SR_PGD, MMLDA_PGD)
 AUDITED = 200  # images
 
 
@@ -117,21 +115,3 @@ def audited(setup: Setup, net: Net, surrogate: Net, eps: float, n: int) -> Resul
     note = setup.note(setup.tuning_note() if net.row.fine_tuning else "", found.note, n=n)
     about = traced(net.model, part, setup.device, net.name)
     return dataclasses.replace(found, name=name, note=note, **net.fields(setup.data), **about).save(setup.out)
-
-
-def hardened(setup: Setup, shares: Sequence[float] = (0.25, 0.5, 1.0)) -> list[Result]:
-    """Networks trained on PGD's adversarial examples from the start, which are not in the paper: real robustness.
-
-    Both heads under the worst case at shares of the perturbation they were trained at, and audited at that, each the
-    surrogate of the other.
-    """
-    adversary = RECIPES[f"{setup.data}-{SR_PGD.recipe}"].adversary
-    assert adversary is not None
-    (_, eps), nets = adversary.range, networks(setup, HARDENED)
-    if not nets:
-        raise ValueError(f"data must be cifar10, for which networks trained on PGD ship, got {setup.data!r}")
-    results = under_worst_case(setup, [(net, eps * share) for net in nets for share in shares])
-    for net in nets:
-        other = next(one for one in nets if one.row != net.row and one.seed == net.seed)
-        results.append(audited(setup, net, other, eps, setup.images(AUDITED)))
-    return results
