@@ -36,11 +36,15 @@ def training(about: dict[str, Any]) -> str:
         f"{made['steps']:,} steps of {optimizer} at {made['lr']:g}, batches of {made['batch_size']}, cross-entropy"
     ]
     words.append(f"weight decay {made['weight_decay']:g} ({'decoupled' if made['decoupled'] else 'in the gradient'})")
-    words.append(f"rate times {made['gamma']:g} at {', '.join(f'{step:,}' for step in made['milestones'])}")
+    drops = ", ".join(f"{step:,}" for step in made["milestones"])
+    cosine = made.get("schedule") == "cosine"  # networks from before there was a choice have no such field
+    words.append("rate along a cosine to 0" if cosine else f"rate times {made['gamma']:g} at {drops}")
+    words += [f"weights averaged with decay {made['average']:g}"] if made.get("average") else []
     words.append(f"{made['pad']}-pixel crops and mirroring" if made["pad"] else "no augmentation")
     if foe:
         kind, start = f"{foe['attack'].upper()} at {size(foe['eps'])}", " from a random start" * foe["random_start"]
         words.append(f"adversarial examples only: {kind}, {foe['steps']} steps of {foe['step']:g} eps{start}")
+        words += [f"logits paired with weight {foe['pairing']:g}"] if foe.get("pairing") else []
     words.append(f"seed {made['seed']}; bf16, {about['versions']['device']}")
     return "; ".join(words)
 
@@ -48,6 +52,19 @@ def training(about: dict[str, Any]) -> str:
 def worst(results: list[Result]) -> str:
     found = sorted(select(results, "worst"), key=lambda r: r.eps or 0.0)
     return ", ".join(f"{percent(r.number)} at {size(r.eps or 0.0)}" for r in found) or "not measured"
+
+
+def whole(about: dict[str, Any], attack: str) -> str:
+    """Accuracy on all test images under an attack that was part of releasing the network."""
+    found = sorted((r for r in about.get("robust", ()) if r["attack"] == attack), key=lambda r: r["eps"])
+    return ", ".join(f"{percent(r['robust'] / r['n'], 2)} at {size(r['eps'])}" for r in found)
+
+
+def cost(about: dict[str, Any]) -> str:
+    """GPU time of training; networks that were trained together share the device."""
+    minutes, at_once = about["seconds"] / 60, about.get("trained_together", 1)
+    together = f" ({minutes:.0f} minutes together with {at_once - 1} others)" if at_once > 1 else ""
+    return f"{minutes / at_once:.1f} minutes on one {about['versions']['device']}{together}"
 
 
 def cards(folder: str | Path = RESULTS) -> dict[str, str]:
@@ -70,7 +87,13 @@ def cards(folder: str | Path = RESULTS) -> dict[str, str]:
             [
                 ("architecture", architecture(about, sum(p.numel() for p in model.parameters() if p.requires_grad))),
                 ("training", training(about)),
+                *([("cost", cost(about))] if about.get("robust") else []),
                 ("clean accuracy", f"{clean}% of {about['test_images']:,} test images"),
+                *(
+                    (f"{words}, all test images, %", numbers)
+                    for attack, words in (("autoattack", "AutoAttack"), ("worst", "worst case"))
+                    if (numbers := whole(about, attack))
+                ),
                 ("worst case, %", worst(here)),
                 ("limits", "; ".join(limits)),
                 ("weights", f"SHA-256 of the tensors `{digest[:16]}`"),

@@ -120,6 +120,24 @@ def test_a_card_has_the_results_of_its_own_weights(tmp_path):
     assert [line.split("]")[0] for line in made["networks"].splitlines()[2:]] == [f"| [{name}" for name in zoo.names()]
 
 
+def test_a_robust_network_has_autoattacks_number_and_its_cost_on_its_card(tmp_path, monkeypatch):
+    about = zoo.about("mnist-sr")
+    foe = {"attack": "pgd", "eps": 0.3, "steps": 5, "step": 0.4, "random_start": True, "pairing": 0.5}
+    recipe = about["recipe"] | {"schedule": "cosine", "milestones": [], "average": 0.999, "adversary": foe}
+    robust = [
+        {"attack": kind, "eps": 0.3, "n": 10_000, "robust": n} for kind, n in (("autoattack", 9321), ("worst", 9333))
+    ]
+    about |= {"recipe": recipe, "robust": robust, "seconds": 1200.0, "trained_together": 4}
+    monkeypatch.setattr(zoo, "names", lambda: ("mnist-sr",))
+    monkeypatch.setattr(zoo, "about", lambda name: about)
+    card = make_model_cards.cards(tmp_path)["cards"]
+    assert "| AutoAttack, all test images, % | 93.21 at 0.3 |" in card
+    assert "| worst case, all test images, % | 93.33 at 0.3 |" in card
+    assert "| cost | 5.0 minutes on one NVIDIA H200 (20 minutes together with 3 others) |" in card
+    for words in ("rate along a cosine to 0", "averaged with decay 0.999", "logits paired with weight 0.5"):
+        assert words in card
+
+
 def test_long_tailed_results_are_averaged_over_seeds(tmp_path):
     assert make_benchmark_tables.long_tailed(tmp_path) == ""
     about = {"device": "GPU", "versions": {"torch": "2"}, "task": "cifar10-lt-100"}
