@@ -53,7 +53,7 @@ def begin_attack(
     eps = low + (high - low) * uniform
     if not adversary.random_start:
         return eps, x
-    return eps, random_start(x, eps, "linf", (0.0, 1.0), Noise(recipe.seed, rows), draw)  # type: ignore[arg-type]
+    return eps, random_start(x, eps, "linf", (0.0, 1.0), Noise(recipe.seed, rows), draw)
 
 
 def craft_once(model: nn.Module, batches: Batches) -> None:
