@@ -247,7 +247,7 @@ def worst_case(model: nn.Module, x: Tensor, y: Tensor, eps: float, args: argpars
     found: dict[str, Tensor] = {}
 
     def ours(name: str, model: nn.Module) -> None:
-        result = WorstCase(eps=eps, batch_size=size)(model, x, y)
+        result = WorstCase(eps=eps, batch_size=None if args.device == "cpu" else size)(model, x, y)
         found[name], found["clean"] = result.x_adv, result.winner != -2
 
     contenders: dict[str, Callable[[], object]] = {"ours": partial(ours, "ours", model)}
