@@ -341,6 +341,11 @@ RECIPES["cifar10-sr-robust"] = Recipe(**_ROBUST, weight_decay=5e-4, adversary=Ad
 RECIPES["cifar10-mmlda-robust"] = Recipe(
     **_ROBUST, **_ADAM, decoupled=True, weight_decay=0.5, adversary=Adversary(**_FIVE, pairing=0.2)
 )
+# The same for MNIST: results/search/mnist-robust.jsonl
+_ROBUST_MNIST: dict[str, Any] = {"steps": 20_000, "schedule": "cosine", "warmup": 500, "average": 0.999}
+_ROBUST_MNIST |= {"adversary": Adversary(**_FIVE | {"eps": 0.3})}
+RECIPES["mnist-sr-robust"] = Recipe(**_ROBUST_MNIST, lr=0.05, weight_decay=5e-4)
+RECIPES["mnist-mmlda-robust"] = Recipe(**_ROBUST_MNIST, **_ADAM, decoupled=True, weight_decay=0.5)
 
 
 def as_recipe(recipe: Recipe | str) -> Recipe:
