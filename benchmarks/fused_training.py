@@ -2,6 +2,7 @@
 
     python benchmarks/fused_training.py --out FILE            # one step on a GPU, beside torch.compile; tilings; errors
     python benchmarks/fused_training.py --fit fused --out FILE    # `fit` and `fit_many` so; MODES has the others
+    python benchmarks/fused_training.py --smoke               # each kernel on a GPU, one at a time; errors
     TRITON_INTERPRET=1 python benchmarks/fused_training.py --check --device cpu    # the errors alone
 
 Today a step compiles the network, which takes half a minute, and runs about 310 kernels in a chain. Here a layer is
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -184,8 +186,9 @@ def gather(
         live = m < pixels
         row, col = (m // OW) % OH * STRIDE - 1, m % OW * STRIDE - 1
         base = ((m // (OH * OW) * H + row) * W + col) * C
-        acc = tl.dot(_load_taps(x, row, col, base, live, 0, H, W, C, 8), most)
-        acc = tl.dot(_load_taps(x, row, col, base, live, 8, H, W, C, 1), last, acc)  # [BLOCK, D]
+        eight = _load_taps(x, row, col, base, live, 0, H, W, C, 8)
+        ninth = _load_taps(x, row, col, base, live, 8, H, W, C, 1)  # loaded before the products: see `broken`
+        acc = tl.dot(ninth, last, tl.dot(eight, most))  # [BLOCK, D]
         if BACK:
             if SHORT:
                 place = m[:, None] * D + d[None, :]
@@ -440,9 +443,11 @@ def _strides(weight: Tensor, *, turned: bool = False) -> tuple[int, ...]:
     return (s_out, s_in, -s_kh, -s_kw, 2 * (s_kh + s_kw)) if turned else (s_in, s_out, s_kh, s_kw, 0)
 
 
-def _cut(pixels: int, channels: int) -> tuple[Cut, int, int]:
+def _cut(pixels: int, channels: int, kind: torch.dtype) -> tuple[Cut, int, int]:
     """The cut, tiles per program, programs."""
     cut = CUTS[channels]
+    if kind == torch.float32:  # shared memory is too small for as many pixels
+        cut = cut._replace(pixels=cut.pixels // 2)
     tiles = triton.cdiv(triton.cdiv(pixels, cut.pixels), cut.programs)
     return cut, tiles, triton.cdiv(pixels, cut.pixels * tiles)
 
@@ -465,7 +470,7 @@ class FusedPass(torch.autograd.Function):
         for n, (layer, weight, norm) in enumerate(zip(layers, weights, norms)):
             C, D, stride, h, w = layer
             pixels = N * h * w
-            cut, tiles, programs = _cut(pixels, D)
+            cut, tiles, programs = _cut(pixels, D, kind)
             c, a = (torch.empty(N, h, w, D, dtype=kind, device=x.device) for _ in range(2))
             sums = torch.empty(programs, 2, D, device=x.device)
             if n == 0:
@@ -599,7 +604,7 @@ class FusedPass(torch.autograd.Function):
             (H, W), out = before.shape[1:3], torch.empty_like(before)
             first_of_block = n % 2 == 1
             if stride == 1:
-                cut, tiles, programs = _cut(N * H * W, C)
+                cut, tiles, programs = _cut(N * H * W, C, before.dtype)
                 sums = torch.empty(programs, 2, C, device=device)
                 gather[(programs,)](
                     dc,
@@ -753,9 +758,12 @@ def fused_logits(model: Any, x: Tensor) -> Tensor:
         return model.head(model._latent(z))  # type: ignore[no-any-return]
 
 
+LAYOUT = torch.contiguous_format  # of the weights in `network`
+
+
 def network(depth: int, channels: int, head: str, device: str, seed: int = 0) -> nn.Module:
     config = {"backbone": "resnet", "depth": depth, "channels": channels, "head": head, "num_classes": 10}
-    return build(config, seed=seed).to(device).train()
+    return build(config, seed=seed).to(device, memory_format=LAYOUT).train()
 
 
 def check(depth: int, shape: tuple[int, int, int], n: int, device: str, kind: torch.dtype) -> dict[str, float]:
@@ -802,6 +810,45 @@ def compile_kernels(work: Callable[[], Any]) -> int:
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(lambda call: call[0].run(*call[1], **{**call[2], "warmup": True}), unique.values()))
     return len(unique)
+
+
+def broken(kernel: Any) -> bool:
+    """Whether ptxas made a wgmma's descriptor from the stack pointer, so that it reads outside shared memory.
+
+    ptxas 12.8.93 (in Triton 3.6.0) does, when it runs out of uniform registers; 12.9.86 did not with the same PTX.
+    """
+    return re.search(r"R2UR[^;]*\bR1\b", kernel.asm["sass"]) is not None
+
+
+@contextmanager
+def one_by_one() -> Iterator[None]:
+    """Wait for each kernel launched and print a line about it."""
+    run, seen = triton.runtime.jit.JITFunction.run, set()
+
+    def launch(self: Any, *args: Any, **options: Any) -> Any:
+        key = self.fn.__name__, *(a for a in args if not isinstance(a, Tensor))
+        if key not in seen:  # before its launch, lest that fails
+            kernel = run(self, *args, **{**options, "warmup": True})
+            print(*key, "shared", kernel.metadata.shared, "BROKEN" if broken(kernel) else "fine", flush=True)
+            seen.add(key)
+        kernel = run(self, *args, **options)
+        torch.cuda.synchronize()
+        return kernel
+
+    triton.runtime.jit.JITFunction.run = launch
+    try:
+        yield
+    finally:
+        triton.runtime.jit.JITFunction.run = run
+
+
+def smoke() -> None:
+    """A small network, kernel by kernel, with both layouts of the weights."""
+    global LAYOUT
+    for LAYOUT in (torch.contiguous_format, torch.channels_last):
+        for kind in (torch.bfloat16, torch.float32):
+            with one_by_one():
+                print(LAYOUT, kind, check(8, (3, 32, 32), 8, "cuda", kind), flush=True)
 
 
 def captured(step: Callable[[], Any]) -> Callable[[], None]:
@@ -962,8 +1009,12 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--fit", choices=MODES, help="time `fit` in this mode")
     parser.add_argument("--check", action="store_true", help="only compare with float64")
+    parser.add_argument("--smoke", action="store_true", help="only run a small network, kernel by kernel")
     parser.add_argument("--out", type=Path, help="write the times to this JSON file")
     options = parser.parse_args()
+    if options.smoke:
+        smoke()
+        return
     found: dict[str, Any] = {"versions": versions(), "device": device_name(options.device), "commit": code_version()}
     if options.fit:
         time_fit(options.fit, found)

@@ -58,16 +58,16 @@ def measure(model: torch.nn.Module, held: mmlda.ImageData, eps: float, seed: int
 
 
 def keep_network(path: Path, model: mmlda.Classifier) -> None:
-    """Weights in float16, and the network's description, as two files."""
+    """Weights in float16, and the network's description, as two files; `path` has no suffix."""
     half = {name: t.half() if t.is_floating_point() else t for name, t in model.state_dict().items()}
-    save_weights(path.with_suffix(".safetensors"), half)
-    write_json(path.with_suffix(".json"), model.config)
+    save_weights(Path(f"{path}.safetensors"), half)
+    write_json(Path(f"{path}.json"), model.config)
 
 
 def load_network(path: Path) -> mmlda.Classifier:
-    """What `keep_network` wrote; `path` has no suffix."""
-    model = mmlda.models.build(json.loads(path.with_suffix(".json").read_text()))
-    model.load_state_dict(read_weights(path.with_suffix(".safetensors")))
+    """What `keep_network` wrote."""
+    model = mmlda.models.build(json.loads(Path(f"{path}.json").read_text()))
+    model.load_state_dict(read_weights(Path(f"{path}.safetensors")))
     return model
 
 
