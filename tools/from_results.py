@@ -1,4 +1,4 @@
-"""Results as Markdown: what tools/make_claims.py and tools/make_model_cards.py share."""
+"""Results as Markdown: what the scripts that write pages share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,21 @@ from mmlda.report.entries import fixed, size
 from mmlda.results import Result, load_all
 from mmlda.training.recipes import RECIPES
 
-__all__ = ["DATA", "RESULTS", "ROOT", "fixed", "load", "mean", "percent", "select", "size", "source", "table", "write"]
+__all__ = [
+    "DATA",
+    "RESULTS",
+    "ROOT",
+    "fixed",
+    "load",
+    "mean",
+    "on_all_images",
+    "percent",
+    "select",
+    "size",
+    "source",
+    "table",
+    "write",
+]
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -49,6 +63,12 @@ def percent(share: float | None, digits: int = 1) -> str:
 def mean(results: Sequence[Result]) -> float | None:
     """The mean over seeds; None where nothing was measured."""
     return statistics.fmean(r.number for r in results) if results else None
+
+
+def on_all_images(about: dict[str, Any], attack: str) -> dict[float, float]:
+    """Accuracy of a network that ships under an attack on all test images, by eps: measured before it was released."""
+    found = sorted((r for r in about.get("robust", ()) if r["attack"] == attack), key=lambda r: r["eps"])
+    return {r["eps"]: r["robust"] / r["n"] for r in found}
 
 
 def table(head: str, rows: Iterable[Sequence[str]]) -> str:

@@ -9,8 +9,23 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from from_results import DATA, RESULTS, ROOT, fixed, load, mean, percent, select, size, source, table, write
+from from_results import (
+    DATA,
+    RESULTS,
+    ROOT,
+    fixed,
+    load,
+    mean,
+    on_all_images,
+    percent,
+    select,
+    size,
+    source,
+    table,
+    write,
+)
 
+from mmlda import zoo
 from mmlda.paper import numbers
 from mmlda.paper.biased import CONTROL, MODELS
 from mmlda.paper.comparisons import difference, wilcoxon_test
@@ -217,7 +232,8 @@ def networks(group: Results) -> dict[tuple[str, str], Results]:
     """Results by dataset and network; networks fine-tuned on one attack are taken together."""
 
     def order(r: Result) -> tuple[object, ...]:
-        return r.dataset != "mnist", "variant" in r.cell, r.fine_tuning, "pgd" in r.recipe, r.head != "softmax"
+        hardened = r.recipe.endswith("-robust")
+        return r.dataset != "mnist", "variant" in r.cell, r.fine_tuning, hardened, r.head != "softmax"
 
     found: dict[tuple[str, str], Results] = {}
     for r in sorted(group, key=order):
@@ -233,6 +249,19 @@ def worst(results: Results) -> str:
         for key, runs in networks(group).items()
     ]
     return table(" | ".join(("data | network", *map(size, sizes))), rows) + source(group)
+
+
+def robust(results: Results) -> str:
+    """The networks trained on adversarial examples, from their cards."""
+    rows = []
+    for about in map(zoo.about, sorted(zoo.names(), key=lambda name: (name.split("-")[0], "mmlda" in name))):
+        for attack, words in (("autoattack", "AutoAttack"), ("worst", "worst case")):
+            if left := on_all_images(about, attack):
+                head = {"softmax": "SR", "mmlda": "MM-LDA"}[about["model"]["head"]]
+                accuracies = ", ".join(f"{percent(share, 2)} at {size(eps)}" for eps, share in left.items())
+                rows.append([DATA[about["data"]], head, percent(about["accuracy"], 2), words, accuracies])
+    note = "10,000 images; seed 0; NVIDIA H200. Results: [robust](../results/robust)"
+    return table("data | head | clean, % | attack | accuracy under it, %", rows) + f"\n*{note}.*\n"
 
 
 def audits(results: Results) -> str:
@@ -360,7 +389,7 @@ def sentences(results: Results) -> str:
 
 
 PARTS: dict[str, Sequence[Callable[[Results], str]]] = {
-    "claims.md": (overview, table1, table2, jsma, agreement, worst, audits, table3, fig2, fig3, fig4, fig5),
+    "claims.md": (overview, table1, table2, jsma, agreement, worst, robust, audits, table3, fig2, fig3, fig4, fig5),
     "suspects.md": (looks, views),
     "verdicts.md": (sentences, rules),
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from from_results import RESULTS, ROOT, load, mean, percent, select, size, table, write
+from from_results import RESULTS, ROOT, load, mean, on_all_images, percent, select, size, table, write
 
 from mmlda import zoo
 from mmlda.results import Result, weights_digest
@@ -55,15 +55,20 @@ def worst(results: list[Result]) -> str:
 
 
 def whole(about: dict[str, Any], attack: str) -> str:
-    """Accuracy on all test images under an attack that was part of releasing the network."""
-    found = sorted((r for r in about.get("robust", ()) if r["attack"] == attack), key=lambda r: r["eps"])
-    return ", ".join(f"{percent(r['robust'] / r['n'], 2)} at {size(r['eps'])}" for r in found)
+    return ", ".join(f"{percent(left, 2)} at {size(eps)}" for eps, left in on_all_images(about, attack).items())
+
+
+def least(about: dict[str, Any], results: list[Result], eps: float) -> str:
+    """The smallest accuracy at this perturbation: of robust networks on all test images, else on the first 1,000."""
+    found = [on_all_images(about, attack).get(eps) for attack in ("autoattack", "worst")]
+    return percent(min((left for left in found if left is not None), default=mean(select(results, "worst", eps=eps))))
 
 
 def cost(about: dict[str, Any]) -> str:
     """GPU time of training; networks that were trained together share the device."""
     minutes, at_once = about["seconds"] / 60, about.get("trained_together", 1)
-    together = f" ({minutes:.0f} minutes together with {at_once - 1} others)" if at_once > 1 else ""
+    others = "another" if at_once == 2 else f"{at_once - 1} others"
+    together = f" ({minutes:.0f} minutes together with {others})" if at_once > 1 else ""
     return f"{minutes / at_once:.1f} minutes on one {about['versions']['device']}{together}"
 
 
@@ -80,7 +85,7 @@ def cards(folder: str | Path = RESULTS) -> dict[str, str]:
         limits = [LIMITS[str(r.value)].format(size(r.eps or 0.0)) for r in audits] or ["robustness not audited"]
         limits += ["weights rounded to half precision"] if about.get("stored") == "float16" else []
         head = "MM-LDA" if "C" in about["model"] else "softmax"
-        left = [percent(mean(select(here, "worst", eps=eps))) for eps in SHOWN]
+        left = [least(about, here, eps) for eps in SHOWN]
         rows.append([f"[{name}](#{name})", head, clean, *left, audit])
         text += f"\n## {name}\n\n" + table(
             f'`mmlda.load("{name}")` | ',
@@ -94,12 +99,12 @@ def cards(folder: str | Path = RESULTS) -> dict[str, str]:
                     for attack, words in (("autoattack", "AutoAttack"), ("worst", "worst case"))
                     if (numbers := whole(about, attack))
                 ),
-                ("worst case, %", worst(here)),
+                *([("worst case, %", worst(here))] if select(here, "worst") or not about.get("robust") else []),
                 ("limits", "; ".join(limits)),
                 ("weights", f"SHA-256 of the tensors `{digest[:16]}`"),
             ],
         )
-    columns = "".join(f" | worst case at {size(eps)}" for eps in SHOWN)
+    columns = "".join(f" | under attack at {size(eps)}" for eps in SHOWN)
     columns = f"network | head | test accuracy, %{columns} | audit"
     return {"networks": table(columns, rows), "cards": text.lstrip("\n")}
 

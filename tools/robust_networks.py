@@ -1,9 +1,9 @@
 """Train the robust networks, several seeds of both heads, and measure them on the test set.
 
     python tools/robust_networks.py train --data cifar10 --root DATA --runs RUNS --out NETWORKS
-    python tools/robust_networks.py attack --data cifar10 --root DATA --networks NETWORKS --out RECORDS
-    python tools/robust_networks.py compare --data cifar10 --records RECORDS
-    python tools/robust_networks.py ship --data cifar10 --root DATA --networks NETWORKS --records RECORDS
+    python tools/robust_networks.py attack --data cifar10 --root DATA --networks NETWORKS --out results/robust
+    python tools/robust_networks.py compare --data cifar10
+    python tools/robust_networks.py ship --data cifar10 --root DATA --networks NETWORKS
 
 `train` trains the recipes DATA-sr-robust and DATA-mmlda-robust together; stopped by Ctrl-C (or `timeout -s INT`) it
 saves, and the same call resumes. The networks are kept in float16, as they ship, and it is these files that `attack`
@@ -12,7 +12,8 @@ attack the network as `mmlda.attacks.compiled` copies it for speed; an image cou
 the network itself is wrong about what they return. Each network and attack is one JSON file with the outcome of every
 image; what exists is not measured again, and nothing is started after `--minutes`. `compare` prints the accuracies and
 the paired difference of the heads with its interval. `ship` puts seed 0 of each head, chosen before any was measured,
-into the package, and an entry in RobustBench's format into results/robustbench.
+into the package, and an entry in RobustBench's format into results/robustbench. Without --networks, `attack` and `ship`
+take the networks that ship already: to add an attack to their cards.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ from __future__ import annotations
 import argparse
 import base64
 import dataclasses
+import fnmatch
 import importlib.metadata
 import itertools
 import json
 import shutil
 import statistics
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +41,7 @@ from mmlda import zoo
 from mmlda._utils.files import write_json
 from mmlda.results import code_version, device_name, versions
 
-ROBUSTBENCH = Path(__file__).parent.parent / "results" / "robustbench"
+RESULTS = Path(__file__).parent.parent / "results"
 HEADS = {"sr": "softmax", "mmlda": "mmlda"}
 
 
@@ -91,15 +95,25 @@ def predict(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
         return torch.cat([model(part).argmax(1) for part in x.split(2500)])
 
 
+def networks(options: argparse.Namespace) -> Iterator[tuple[str, mmlda.Classifier]]:
+    """The networks of a folder, or those that ship, with their names; seed 0 ships."""
+    pattern = f"{options.data}-*-robust"
+    if options.networks is None:
+        yield from ((f"{name}-0", mmlda.load(name)) for name in fnmatch.filter(zoo.names(), pattern))
+    else:
+        for path in sorted(options.networks.glob(f"{pattern}-*.safetensors")):
+            yield path.stem, load_network(path.with_suffix(""))
+
+
 def attack(options: argparse.Namespace) -> None:
     """Measure every network under every attack that has no record yet."""
     test = mmlda.data.load(options.data, options.root)[1]
     x, y = test.pixels(slice(options.n)).to(options.device), test.labels[: options.n].to(options.device)
     begin, batch = time.perf_counter(), options.batch
-    for weights in sorted(options.networks.glob(f"{options.data}-*-robust-*.safetensors")):
-        model = load_network(weights.with_suffix("")).to(options.device).eval()
+    for name, network in networks(options):
+        model = network.to(options.device).eval()
         for kind, eps in itertools.product(options.attacks, options.eps or EPS[options.data]):
-            path = options.out / f"{weights.stem}-{kind}-{eps:.4f}.json"
+            path = options.out / f"{name}-{kind}-{eps:.4f}.json"
             if path.exists() or time.perf_counter() - begin > 60 * options.minutes:
                 continue
             start = time.perf_counter()
@@ -113,14 +127,14 @@ def attack(options: argparse.Namespace) -> None:
                 raise SystemExit(f"{kind} left the ball of radius {eps}")
             clean = predict(model, x) == y
             robust = clean & (predict(model, x_adv) == y) & (predict(twin, x_adv) == y)
-            record = {"name": weights.stem, "data": options.data, "attack": kind, "eps": eps, "n": len(y)}
+            record = {"name": name, "data": options.data, "attack": kind, "eps": eps, "n": len(y)}
             record |= {"clean": int(clean.sum()), "robust": int(robust.sum()), "seconds": seconds}
             record |= {"clean_images": pack(clean), "robust_images": pack(robust), **about(options.device)}
             if kind == "autoattack":
                 record["versions"]["pyautoattack"] = importlib.metadata.version("pyautoattack")
             write_json(path, record)
             counts = f"clean {record['clean']}, robust {record['robust']}"
-            print(f"{weights.stem} {kind} {eps:.4f}: {counts}, {seconds:.0f} s", flush=True)
+            print(f"{name} {kind} {eps:.4f}: {counts}, {seconds:.0f} s", flush=True)
 
 
 def compare(options: argparse.Namespace) -> None:
@@ -150,28 +164,16 @@ def compare(options: argparse.Namespace) -> None:
 
 
 def ship(options: argparse.Namespace) -> None:
-    """Copy seed 0 of each head into the package with its description; write what RobustBench asks about it."""
-    train, test = mmlda.data.load(options.data, options.root)
+    """Put seed 0 of each head into the package with its description; write what RobustBench asks about it."""
     for head, kind in HEADS.items():
         name = f"{options.data}-{head}-robust"
-        source = options.networks / f"{name}-0"
-        trained = json.loads((options.networks / f"{name}-0.trained.json").read_text())
+        if options.networks is not None:
+            shutil.copyfile(options.networks / f"{name}-0.safetensors", zoo.FOLDER / f"{name}.safetensors")
+            write_json(zoo.FOLDER / f"{name}.json", described(name, options))
+        card = zoo.about(name)
         found = [json.loads(path.read_text()) for path in sorted(options.records.glob(f"{name}-0-*.json"))]
-        model = load_network(source).eval()
-        clean = mmlda.accuracy(model, test)
-        shape = [4, *test.shape]
-        with torch.no_grad():
-            logits = model(torch.rand(shape, generator=torch.Generator().manual_seed(0)))
-        card = {"format": 1, "name": name, "model": model.config, "recipe": trained["recipe"], "data": options.data}
-        card |= {"classes": list(test.classes), "part": None, "train_images": len(train), "test_images": len(test)}
-        card |= {"train_sha256": train.digest(), "test_sha256": test.digest(), "loss": trained["loss"]}
-        card |= {"accuracy": clean.accuracy, "balanced_accuracy": clean.balanced, "per_class": list(clean.per_class)}
-        card |= {"seconds": trained["seconds"], "trained_together": trained["trained_together"]}
-        card |= {"robust": [{key: r[key] for key in ("attack", "eps", "n", "robust", "versions")} for r in found]}
-        card |= {"versions": trained["versions"], "commit": trained["commit"], "stored": "float16"}
-        card["probe"] = {"seed": 0, "shape": shape, "logits": logits.tolist()}
+        card["robust"] = [{key: r[key] for key in ("attack", "eps", "n", "robust", "versions")} for r in found]
         write_json(zoo.FOLDER / f"{name}.json", card)
-        shutil.copyfile(source.with_suffix(".safetensors"), zoo.FOLDER / f"{name}.safetensors")
         for r in found:
             if r["attack"] != "autoattack":
                 continue
@@ -180,7 +182,24 @@ def ship(options: argparse.Namespace) -> None:
             entry |= {"dataset": options.data, "threat_model": "Linf", "eps": f"{r['eps']:.6g}"}
             entry |= {"architecture": f"Resnet-32, {kind} head", "clean_acc": f"{100 * r['clean'] / r['n']:.2f}"}
             entry |= {"reported": None, "autoattack_acc": f"{100 * r['robust'] / r['n']:.2f}", "unreliable": False}
-            write_json(ROBUSTBENCH / options.data / "Linf" / f"{name}-{r['eps']:.4f}.json", entry)
+            write_json(RESULTS / "robustbench" / options.data / "Linf" / f"{name}-{r['eps']:.4f}.json", entry)
+
+
+def described(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """A network as the package describes it, from the record of its training and its accuracy on the test set."""
+    train, test = mmlda.data.load(options.data, options.root)
+    trained = json.loads((options.networks / f"{name}-0.trained.json").read_text())
+    model = load_network(options.networks / f"{name}-0").eval()
+    clean, shape = mmlda.accuracy(model, test), [4, *test.shape]
+    with torch.no_grad():
+        logits = model(torch.rand(shape, generator=torch.Generator().manual_seed(0)))
+    card = {"format": 1, "name": name, "model": model.config, "recipe": trained["recipe"], "data": options.data}
+    card |= {"classes": list(test.classes), "part": None, "train_images": len(train), "test_images": len(test)}
+    card |= {"train_sha256": train.digest(), "test_sha256": test.digest(), "loss": trained["loss"]}
+    card |= {"accuracy": clean.accuracy, "balanced_accuracy": clean.balanced, "per_class": list(clean.per_class)}
+    card |= {"seconds": trained["seconds"], "trained_together": trained["trained_together"]}
+    card |= {"versions": trained["versions"], "commit": trained["commit"], "stored": "float16"}
+    return card | {"probe": {"seed": 0, "shape": shape, "logits": logits.tolist()}}
 
 
 def main() -> None:
@@ -201,7 +220,7 @@ def main() -> None:
             sub.add_argument("--heads", type=lambda text: text.split(","), default=list(HEADS))
             sub.add_argument("--steps", type=int, help="another length than the recipe's")
         if command in (attack, ship):
-            sub.add_argument("--networks", type=Path, required=True)
+            sub.add_argument("--networks", type=Path, help="folder of networks (default: those that ship)")
         if command is attack:
             sub.add_argument("--eps", type=lambda text: [float(eps) for eps in text.split(",")], help="instead of all")
             sub.add_argument("--attacks", type=lambda text: text.split(","), default=["worst", "autoattack"])
@@ -209,7 +228,7 @@ def main() -> None:
             sub.add_argument("--batch", type=int, default=2500)
             sub.add_argument("--minutes", type=float, default=60.0)
         if command in (compare, ship):
-            sub.add_argument("--records", type=Path, required=True)
+            sub.add_argument("--records", type=Path, default=RESULTS / "robust")
     options = parser.parse_args()
     options.command(options)
 

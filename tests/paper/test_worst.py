@@ -1,4 +1,4 @@
-"""The worst case and the audits beside Table 2, and networks trained on PGD."""
+"""The worst case and the audits beside Table 2, and robust networks."""
 
 import dataclasses
 import shutil
@@ -10,7 +10,7 @@ import mmlda
 from mmlda import data as datasets
 from mmlda import paper
 from mmlda.paper import Setup, numbers
-from mmlda.paper.rows import MMLDA_PGD, SAT, SR, SR_PGD
+from mmlda.paper.rows import MMLDA_ROBUST, SAT, SR, SR_ROBUST
 from mmlda.paper.setup import Net, networks
 from mmlda.paper.worst import robust
 from mmlda.results import Result
@@ -62,12 +62,12 @@ def test_a_worst_case_is_not_taken_again_unless_of_another_network(setup, tmp_pa
     assert len(taken) == 1
 
 
-def test_networks_trained_on_pgd_are_under_the_worst_case_and_audited(tmp_path):
+def test_networks_trained_on_adversarial_examples_are_under_the_worst_case_and_audited(tmp_path):
     setup = Setup(data="digits", out=tmp_path, steps=30, n=4, show=False)
-    less = {"kinds": ("BIM",), "eps": (0.12,), "targets": ("untargeted",), "search": (1, 20)}
-    found = paper.hardened(setup, (0.5, 1.0), **less)
+    less = {"sizes": (0.05, 0.1), "kinds": ("BIM",), "eps": (0.12,), "targets": ("untargeted",), "search": (1, 20)}
+    found = paper.hardened(setup, **less)
     worst, judged, tables = found[:4], found[4:6], found[6:]
-    for row in (SR_PGD, MMLDA_PGD):
+    for row in (SR_ROBUST, MMLDA_ROBUST):
         assert [r.eps for r in worst if row.has(r)] == [0.05, 0.1]
     assert all(r.kind == "worst" and r.recipe_settings["adversary"]["eps"] == 0.1 for r in worst)
     assert all(r.train_steps == 30 for r in worst)
@@ -75,10 +75,8 @@ def test_networks_trained_on_pgd_are_under_the_worst_case_and_audited(tmp_path):
     assert [(r.kind, r.eps) for r in judged] == [("audit", 0.1)] * 2
     assert all(0 <= r.numbers["worst_accuracy"] <= r.numbers["clean_accuracy"] <= 1 for r in judged)
     assert len({r.network_sha256 for r in found}) == 2
-    for row in (SR_PGD, MMLDA_PGD):
+    for row in (SR_ROBUST, MMLDA_ROBUST):
         assert [(r.kind, r.attack) for r in tables if row.has(r)] == [("table2", "BIM"), ("table3", "CarliniWagner")]
     assert all(r.paper is None for r in tables)  # a row of ours
-    again = paper.hardened(setup, (0.5, 1.0), **less)
+    again = paper.hardened(setup, **less)
     assert [r.seconds for r in again] == [r.seconds for r in found]  # and nothing twice
-    with pytest.raises(ValueError, match="data must be cifar10, for which networks trained on PGD ship, got 'mnist'"):
-        paper.reproduce("pgd", Setup(data="mnist", out=tmp_path, shipped=True, show=False))

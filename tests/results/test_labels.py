@@ -20,7 +20,7 @@ SAT = {"head": "softmax", "recipe": "cifar10-sat", "fine_tuning": "sat", "recipe
         ({"head": "softmax", "recipe": "cifar10-sr-adam"}, "SR (Adam)"),
         ({"head": "mmlda", "recipe": "cifar10-mmlda"}, "MM-LDA"),
         ({"head": "mmlda", "recipe": "cifar10-mmlda-adam"}, "MM-LDA (Adam)"),
-        ({"head": "mmlda", "recipe": "cifar10-mmlda-pgd"}, "MM-LDA (PGD)"),
+        ({"head": "mmlda", "recipe": "cifar10-mmlda-robust"}, "MM-LDA (robust)"),
         ({"head": "softmax", "recipe": "cifar10-mmlda"}, "SR, MM-LDA's recipe"),
         ({"head": "mmlda", "recipe": "cifar10-mmlda", "cell": {"priors": "true"}}, "MM-LDA, true priors"),
         ({"head": "mmlda", "recipe": "cifar10-mmlda-adam", "cell": {"variant": ""}}, "MM-LDA"),

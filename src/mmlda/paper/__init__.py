@@ -32,16 +32,16 @@ PARTS: dict[str, tuple[Callable[[Setup], list[Result]], ...]] = {
     "fig5": (fig5,),
     "theory": (theory_figure,),
     "suspects": (suspects,),
-    "pgd": (hardened,),
+    "robust": (hardened,),
 }
-BESIDE = ("suspects", "pgd")  # not part of the paper
+BESIDE = ("suspects", "robust")  # not part of the paper
 
 
 def reproduce(name: str, setup: Setup) -> list[Result]:
     """Reproduce a table or figure; existing results are kept.
 
     Two parts are not in the paper and not included in "all": "suspects", ten networks that test what would explain its
-    Table 2, and "pgd", networks trained to be robust.
+    Table 2, and "robust", networks trained on adversarial examples.
 
     Parameters
     ----------

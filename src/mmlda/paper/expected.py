@@ -20,7 +20,7 @@ from mmlda.evaluation import shares
 from mmlda.evaluation.robustness import DISTANCES, describe_attack, summary
 from mmlda.models import Classifier, build
 from mmlda.paper import numbers
-from mmlda.paper.rows import ADAM, HAT, MMLDA, MMLDA_PGD, SAT, SR, SR_ADAM, SR_PGD, Fields, Row, plain_rows
+from mmlda.paper.rows import ADAM, HAT, MMLDA, MMLDA_ROBUST, SAT, SR, SR_ADAM, SR_ROBUST, Fields, Row, plain_rows
 from mmlda.paper.setup import Net, Setup, beside, tuning_recipe
 from mmlda.paper.suspects import ATTACKS, VARIANTS, VIEWS, WORST, suspect_fields, suspect_job, suspect_rows, twin_note
 from mmlda.paper.tables import PAPERS_SEARCH, cw_attack, smallest_distances, table1_fields, table2_fields, table3_fields
@@ -29,7 +29,7 @@ from mmlda.results import HEADS, Result, head_of
 from mmlda.training.recipes import RECIPES, Recipe, network
 
 Outcomes = dict[str, Tensor]  # the columns behind a result
-ROWS = (SR, SR_ADAM, SR_PGD, MMLDA, ADAM, MMLDA_PGD, SAT, HAT)
+ROWS = (SR, SR_ADAM, SR_ROBUST, MMLDA, ADAM, MMLDA_ROBUST, SAT, HAT)
 EXACT = 1e-6  # shares are counts
 HALVES = 1e-3  # distances are stored in half precision
 ROUGH = {f"{how}_{distance}" for how in ("mean", "median") for distance in DISTANCES}  # computed before that rounding

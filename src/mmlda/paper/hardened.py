@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mmlda.paper import numbers
-from mmlda.paper.rows import MMLDA_PGD, SR_PGD
+from mmlda.paper.rows import MMLDA_ROBUST, SR_ROBUST
 from mmlda.paper.setup import Setup, networks
 from mmlda.paper.tables import JSMA, PAPERS_SEARCH, table2_row, table3_cell
-from mmlda.paper.worst import AUDITED, audited, under_worst_case
+from mmlda.paper.worst import AUDITED, audited, under_worst_case, worst_eps
 from mmlda.results import Result
 from mmlda.training.recipes import RECIPES
 
-HARDENED = (SR_PGD, MMLDA_PGD)
+HARDENED = (SR_ROBUST, MMLDA_ROBUST)
 
 
 def hardened(
     setup: Setup,
-    shares: Sequence[float] = (0.25, 0.5, 1.0),
     *,
+    sizes: Sequence[float] | None = None,
     kinds: Sequence[str] = numbers.ATTACKS,
     eps: Sequence[float] = numbers.EPS,
     jsma: Sequence[tuple[str, str]] = JSMA,
@@ -27,15 +27,15 @@ def hardened(
 ) -> list[Result]:
     """Both heads, trained on PGD's adversarial examples from the start.
 
-    They are under the worst case at shares of the perturbation they were trained at, audited at that, each the
-    surrogate of the other, and under the attacks of Tables 2 and 3.
+    They are under the worst case up to the perturbation they were trained at (`sizes`, by default the usual ones),
+    audited at that, each the surrogate of the other, and under the attacks of Tables 2 and 3.
     """
-    adversary = RECIPES[f"{setup.data}-{SR_PGD.recipe}"].adversary
+    adversary = RECIPES[f"{setup.data}-{SR_ROBUST.recipe}"].adversary
     assert adversary is not None
     (_, most), nets = adversary.range, networks(setup, HARDENED)
-    if not nets:
-        raise ValueError(f"data must be cifar10, for which networks trained on PGD ship, got {setup.data!r}")
-    results = under_worst_case(setup, [(net, most * share) for net in nets for share in shares])
+    if sizes is None:
+        sizes = [*(e for e in worst_eps(setup.data) if e < most), most]
+    results = under_worst_case(setup, [(net, e) for net in nets for e in sizes])
     for net in nets:
         other = next(one for one in nets if one.row != net.row and one.seed == net.seed)
         results.append(audited(setup, net, other, most, setup.images(AUDITED)))

@@ -57,8 +57,8 @@ class Row:
         return label(Result(**{"name": "x", "kind": "", "what": "", "value": None, **self.fields(dataset), **fields}))
 
 
-SR, SR_ADAM, SR_PGD = Row("softmax", "sr"), Row("softmax", "sr-adam"), Row("softmax", "sr-pgd")
-MMLDA, ADAM, MMLDA_PGD = Row("mmlda", "mmlda"), Row("mmlda", "mmlda-adam"), Row("mmlda", "mmlda-pgd")
+SR, SR_ADAM, SR_ROBUST = Row("softmax", "sr"), Row("softmax", "sr-adam"), Row("softmax", "sr-robust")
+MMLDA, ADAM, MMLDA_ROBUST = Row("mmlda", "mmlda"), Row("mmlda", "mmlda-adam"), Row("mmlda", "mmlda-robust")
 SAT, HAT = Row("softmax", "sat", "sat"), Row("softmax", "hat", "hat")
 
 

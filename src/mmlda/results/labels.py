@@ -75,7 +75,7 @@ def _training(result: Result) -> str:
     if result.head == "softmax" and result.recipe == f"{result.dataset}-mmlda":
         return ", MM-LDA's recipe"
     own = f"{result.dataset}-{SHORT.get(result.head, '')}"
-    return {f"{own}-adam": " (Adam)", f"{own}-pgd": " (PGD)"}.get(result.recipe, "")
+    return {f"{own}-adam": " (Adam)", f"{own}-robust": " (robust)"}.get(result.recipe, "")
 
 
 def attack_labels(results: Sequence[Result]) -> list[str]:
