@@ -1,12 +1,13 @@
 """Test error with many classes: Resnet-32 with 64 latent dimensions, softmax beside MM-LDA.
 
-    python benchmarks/many_classes_learning.py --task strings-3 --root DATA --steps 4000 --holdout --out RESULTS
-    python benchmarks/many_classes_learning.py --task strings-3 --root DATA --steps 10000 --out RESULTS
+    python benchmarks/many_classes_learning.py --task strings-3 --root DATA --steps 2000 --holdout --out FILE
+    python benchmarks/many_classes_learning.py --task strings-3 --root DATA --steps 6000 --out FILE
 
 Tasks are strings of three or four MNIST digits (1,000 and 10,000 classes) and CIFAR-100. With --holdout, every variant
 of either head is trained with seed 0 on the training images less 5,000, and measured on those (strings: on strings of
 those). Without it, the best variant of each head by these results is trained on all training images with three seeds,
-and measured on the test set, once. There is one JSON file per network; what exists is skipped. Made for one GPU.
+and measured on the test set, once. FILE is JSON with a record per network; what it has is not trained again. Made for
+one GPU.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from mmlda.training.many import together
 TASKS = {"strings-3": 3, "strings-4": 4, "cifar100": 0}  # digits per string
 STRINGS = (200_000, 20_000)  # to train and to measure on
 HELD = 5_000
+MEASURED = {False: "test images", True: "held-out images"}
+Job = tuple[str, str, int]  # head, variant, seed
 SGD = {"optimizer": "sgd", "lr": 0.1, "weight_decay": 5e-4}
 ADAM = {"optimizer": "adam", "lr": 1e-3, "weight_decay": 0.5, "decoupled": True}
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {  # as many for either head
@@ -73,17 +76,18 @@ def make_run(head: str, variant: str, seed: int, data: ImageData, args: argparse
     return Run(mmlda.models.build(config, seed=seed).to(args.device), recipe)
 
 
-def train(jobs: list[tuple[str, str, int, Path]], data: ImageData, test: ImageData, args: argparse.Namespace) -> None:
-    """Train networks at the same time, and write the record of each."""
+def train(jobs: list[Job], data: ImageData, test: ImageData, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Train networks at the same time, and return the record of each."""
     cuda = args.device == "cuda"
-    runs = [make_run(head, variant, seed, data, args) for head, variant, seed, _ in jobs]
+    runs = [make_run(*job, data, args) for job in jobs]
     if cuda:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     begin = time.perf_counter()
     failures = together(runs, [data] * len(runs), Options(device=args.device), show=True)
     seconds = time.perf_counter() - begin
-    for n, (run, (head, variant, seed, path)) in enumerate(zip(runs, jobs)):
+    records = []
+    for n, (run, (head, variant, seed)) in enumerate(zip(runs, jobs)):
         model: Any = run.model
         speeds = [entry["steps_per_second"] for entry in run.history[1:]]  # without the compilation
         record = {
@@ -96,7 +100,7 @@ def train(jobs: list[tuple[str, str, int, Path]], data: ImageData, test: ImageDa
             "train_images": len(data),
             "train_steps": run.recipe.steps,
             "batch_size": run.recipe.batch_size,
-            "measured_on": "held-out images" if args.holdout else "test images",
+            "measured_on": MEASURED[args.holdout],
             "n": len(test),
             "error": 1.0 if n in failures else mmlda.accuracy(model, test, device=args.device).error,
             "failure": str(failures[n]) if n in failures else None,
@@ -112,16 +116,28 @@ def train(jobs: list[tuple[str, str, int, Path]], data: ImageData, test: ImageDa
             "peak_bytes_together": torch.cuda.max_memory_allocated() if cuda else None,
             **measured_on(args.device),
         }
-        write_json(path, record)
-        print(f"{path.stem}: error {record['error']:.2%} {record['failure'] or ''}", flush=True)
+        records.append(record)
+        name = f"{args.task} {head} {variant} seed {seed}"
+        print(f"{name}: error {record['error']:.2%} {record['failure'] or ''}", flush=True)
+    return records
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return json.loads(path.read_text()) if path.is_file() else []  # type: ignore[no-any-return]
+
+
+def records_of(args: argparse.Namespace, head: str, *, holdout: bool) -> list[dict[str, Any]]:
+    """What the file has of this task and head, on held-out or on test images."""
+    here = (args.task, head, MEASURED[holdout])
+    return [r for r in read(args.out) if (r["task"], r["head"], r["measured_on"]) == here]
 
 
 def best(args: argparse.Namespace, head: str) -> str:
-    """The variant with the smallest error on held-out images."""
-    records = [json.loads(path.read_text()) for path in sorted(args.out.glob(f"holdout-{args.task}-{head}-*.json"))]
-    if not records:
+    """The variant with the smallest error on held-out images, of the longest trials."""
+    tried = records_of(args, head, holdout=True)
+    if not tried:
         raise SystemExit(f"--out must have results of --holdout for {args.task} and {head}, got none in {args.out}")
-    return min(records, key=lambda record: record["error"])["variant"]  # type: ignore[no-any-return]
+    return min(tried, key=lambda record: (-record["train_steps"], record["error"]))["variant"]  # type: ignore[no-any-return]
 
 
 def main() -> None:
@@ -139,23 +155,25 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     begin = time.perf_counter()
-    groups = []  # of one head each, so that the seconds per step are those of this head
+    groups: list[list[Job]] = []  # of one head each, so that the seconds per step are those of this head
     for head in args.heads:
         if args.holdout:
-            jobs = [(head, name, 0, args.out / f"holdout-{args.task}-{head}-{name}.json") for name in VARIANTS[head]]
+            jobs = [(head, name, 0) for name in VARIANTS[head]]
         else:
-            chosen = best(args, head)
-            jobs = [(head, chosen, seed, args.out / f"{args.task}-{head}-seed{seed}.json") for seed in args.seeds]
-        groups.append([job for job in jobs if not job[3].is_file()])
+            jobs = [(head, best(args, head), seed) for seed in args.seeds]
+        found = records_of(args, head, holdout=args.holdout)
+        done = {(r["variant"], r["seed"]) for r in found if r["train_steps"] == args.steps}
+        groups.append([job for job in jobs if job[1:] not in done])
     if not any(groups):
         return
     data, test = sets(args)
     data, test = data.to(args.device), mmlda.data.stratified(test, args.n)
     for jobs in filter(None, groups):
         if time.perf_counter() - begin > 60 * args.minutes:
-            print(f"{args.minutes:g} minutes are over: left out {', '.join(job[3].stem for job in jobs)}")
+            print(f"{args.minutes:g} minutes are over: left out {len(jobs)} networks with {jobs[0][0]}")
             continue
-        train(jobs, data, test, args)
+        records = train(jobs, data, test, args)
+        write_json(args.out, read(args.out) + records)
 
 
 if __name__ == "__main__":

@@ -73,7 +73,8 @@ def together(recipe: mmlda.Recipe, count: int, steps: int) -> tuple[float, float
 
 
 def pgd10() -> mmlda.Recipe:
-    return dataclasses.replace(RECIPES["cifar10-sr-pgd"], average=0.9995)
+    adversary = mmlda.Adversary(attack="pgd", eps=EPS, steps=10, step=0.25, random_start=True, share=1.0)
+    return dataclasses.replace(RECIPES["cifar10-sr-robust"], adversary=adversary)
 
 
 def first_step(options: argparse.Namespace) -> list[dict]:
@@ -112,7 +113,7 @@ def worst(options: argparse.Namespace, n: int, *, peer: bool) -> list[dict]:
         robust[name] = float((model.predict(x_adv) == y).double().mean())
 
     timed("ours", lambda: mmlda.attacks.WorstCase(eps=EPS)(mmlda.attacks.compiled(model), x, y).x_adv)
-    if peer and importlib.util.find_spec("pyautoattack"):
+    if peer and importlib.util.find_spec("pyautoattack") and not os.environ.get("NOPEER"):
         import pyautoattack
 
         def theirs() -> torch.Tensor:
@@ -137,7 +138,7 @@ PARTS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="first-step,first-adversarial,adversarial", help="parts, with commas")
-    parser.add_argument("--model", default="cifar10-mmlda-pgd")
+    parser.add_argument("--model", default="cifar10-mmlda-robust")
     parser.add_argument("--images", help="a safetensors file with test images x [N, 3, 32, 32] and labels y [N]")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--part", help=argparse.SUPPRESS)  # in a process of its own: print the rows

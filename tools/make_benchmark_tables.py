@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 from collections.abc import Iterator
@@ -24,10 +25,11 @@ METHODS = {  # of benchmarks/long_tailed.py: the method of the record, and the p
 # Of benchmarks/training.py: ours as a row names it, and the loops beside it.
 TRAINED = {"ours": "", "ours, 8 networks": ", 8 networks", "ours, bfloat16": ", bfloat16"}
 PLAIN = ("plain", "plain, 4 workers")
+HEADS = {"softmax": "softmax", "mmlda": "MM-LDA"}
 BALANCED = {"softmax": "softmax", "MM-LDA with 64 dimensions": "mmlda-64", "with 128": "mmlda-128"}
 
 
-def read(name: str) -> dict[str, Any]:
+def read(name: str) -> Any:
     """A file of results; {} if it has not been measured yet."""
     path = PAGE.parent / "results" / f"{name}.json"
     return json.loads(path.read_text()) if path.is_file() else {}
@@ -102,9 +104,9 @@ def speed() -> str:
     return table("what | device | ours | beside (times ours)", rows)
 
 
-def many_classes() -> str:
+def many_classes(name: str) -> str:
     rows = []
-    found = read("many-classes-cpu")
+    found = read(name)
     for row in found["rows"]:
         cells = [f"{row['num_classes']:,}", f"{row['dim']:,}"]
         for run in row["results"].values():
@@ -115,8 +117,31 @@ def many_classes() -> str:
             cells.append(f"{ms:,.{0 if ms > 99.5 else 1}f} ms, {run['bytes'] / 1e6:,.0f} MB")
         rows.append(cells)
     text = table("L | p | head | `nn.Linear` | `nn.Linear`, bfloat16", rows)
-    what = f"{found['device']}, {found['threads']} thread{'s' * (found['threads'] > 1)}, torch {found['torch']}"
+    threads = f", {found['threads']} thread{'s' * (found['threads'] > 1)}" if "cpu" in found["torch"] else ""
+    what = f"{found['device']}{threads}, torch {found['torch']}"
     return f"{text}\n*Batch {found['batch']}; {what}; commit {found['commit']}.*\n"
+
+
+def learning() -> str:
+    """Test error with many classes, per task and head: the longest runs."""
+    records = [r for r in read("many-classes-learning-h200") if r["measured_on"] == "test images"]
+    tasks = {"strings-3": "strings of 3 digits", "strings-4": "strings of 4 digits", "cifar100": "CIFAR-100"}
+    rows = []
+    for (task, what), (head, words) in itertools.product(tasks.items(), HEADS.items()):
+        found = [r for r in records if (r["task"], r["head"]) == (task, head)]
+        runs = [r for r in found if r["train_steps"] == max(r["train_steps"] for r in found)]
+        if not runs:
+            continue
+        errors, one = [100 * r["error"] for r in runs], runs[0]
+        size = f"{one['head_parameters']:,}, {one['head_bytes'] / 1000:,.0f} kB"
+        per_step = f"{1000 * statistics.fmean(r['seconds_per_step'] for r in runs):.2f} ms"
+        error = f"{statistics.fmean(errors):.2f} ± {statistics.stdev(errors):.2f}"
+        rows.append([what, f"{one['num_classes']:,}", words, error, size, f"{one['train_steps']:,}", per_step])
+    first = records[0]
+    about = f"Resnet-32, 64 dimensions, seeds {', '.join(str(s) for s in sorted({r['seed'] for r in records}))}"
+    where = f"{first['device']}, {first['at_once']} networks at once, torch {first['versions']['torch']}"
+    text = table("images | classes | head | test error (%) | head's parameters, memory | steps | a step", rows)
+    return f"{text}\n*{about}, ± the standard deviation; {where}; commit {first['commit']}.*\n"
 
 
 def long_tailed(folder: Path = PAGE.parent / "results" / "long-tailed") -> str:
@@ -148,7 +173,11 @@ def long_tailed(folder: Path = PAGE.parent / "results" / "long-tailed") -> str:
 
 def pages() -> dict[Path, dict[str, str]]:
     return {
-        MANY: {"many classes": many_classes()},
+        MANY: {
+            "many classes, GPU": many_classes("many-classes-h200"),
+            "many classes, CPU": many_classes("many-classes-cpu"),
+            "learning": learning(),
+        },
         IMBALANCED: {"long-tailed": long_tailed()},
         PAGE: {"speed": speed()},
     }
