@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import functools
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -116,12 +117,15 @@ class BinaryCode:
         """
         size, used = self.size, self.size - self.dropped
         dim = dim or used
-        # Written once, in the order of memory: most of the time goes into the system's new pages.
         out: np.ndarray = np.zeros((self.bases, size, 2, dim), dtype)
         basis: np.ndarray = (norm / math.sqrt(used) * hadamard(size)[:, :used]).astype(dtype)
-        for signs, rows in zip(self.signs()[:, :used].astype(dtype), out):
+
+        def fill(signs: np.ndarray, rows: np.ndarray) -> None:
             np.multiply(basis, signs, out=rows[:, 0, :used])
             np.negative(rows[:, 0, :used], out=rows[:, 1, :used])
+
+        with ThreadPoolExecutor() as pool:  # most of the time goes into the system's new pages
+            list(pool.map(fill, self.signs()[:, :used].astype(dtype), out))
         if self.standard:
             out[-1, :, 0, :size], out[-1, :, 1, :size] = norm * np.eye(size), -norm * np.eye(size)
         return out.reshape(-1, dim)[: self.num_classes]
