@@ -1,16 +1,18 @@
 """conv3x3 against F.conv2d in float64: its values, its gradients, and when it steps aside."""
 
+import contextlib
 import importlib.util
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from mmlda.models import convolutions as kernels
-from mmlda.models import triton_conv
+from mmlda.models import resnet, triton_conv
 from mmlda.models.convolutions import conv3x3, supported
 from mmlda.models.triton_conv import Gather, Split
 
@@ -133,6 +135,81 @@ def test_the_measured_cuts_are_known(layer):
     if inputs == 16:
         assert (inputs, outputs, stride) in triton_conv._GATHER_FLOAT32
         assert (outputs, inputs, stride) in triton_conv._GATHER_FLOAT32
+
+
+# Compiling before the first launch.
+
+
+class Kernel:
+    """Stands in for one of Triton's: notes what is launched and what is compiled ahead."""
+
+    def __init__(self, fails=False):
+        self.fails, self.launched, self.compiled, self.threads = fails, [], [], set()
+
+    def __getitem__(self, grid):
+        return lambda *arguments, **options: self.launched.append(grid)
+
+    def run(self, *arguments, grid, warmup, **options):
+        assert warmup
+        self.compiled.append((arguments, options))
+        self.threads.add(threading.get_ident())
+        if self.fails:
+            raise RuntimeError("not enough shared memory")
+
+
+def test_kernels_are_compiled_ahead_once_each_and_not_launched(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    kernel, broken, x = Kernel(), Kernel(fails=True), torch.zeros(2)
+
+    def work():
+        kernels.launch(broken, (1,), x)
+        for stride in (1, 2, 1):  # the third as the first
+            kernels.launch(kernel, (5,), x, stride, num_warps=4)
+        kernels.launch(kernel, (5,), x.double(), 1, num_warps=4)
+        kernels.launch(kernel, (5,), x, 1, num_warps=8)
+
+    def work_beside_another_thread():
+        other = threading.Thread(target=kernels.launch, args=(kernel, (7,), x))
+        other.start()
+        other.join()
+        work()
+
+    with kernels.compiled_ahead(work_beside_another_thread):
+        assert kernel.launched == [(7,)]  # the other thread collects nothing
+    assert kernel.launched == [(7,)] and broken.launched == []
+    assert len(kernel.compiled) == 4 and len(broken.compiled) == 1
+    assert threading.get_ident() not in kernel.threads
+    work()
+    assert len(kernel.launched) == 6 and len(broken.launched) == 1
+
+
+def test_a_rehearsal_without_kernels_has_the_shapes():
+    net = resnet(8)
+    with kernels.compiled_ahead(lambda: net.rehearse(torch.zeros(2, 3, 9, 10))):
+        y = kernels.rehearse(torch.zeros(2, 16, 9, 10), net.blocks[1].conv1.weight, 2)
+    assert y.shape == (2, 32, 5, 5) and y.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.skipif(not TRITON, reason="triton is not installed")
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_a_rehearsal_launches_what_training_does(layout, monkeypatch):
+    def note(kernel, grid, *arguments, **options):
+        kinds = tuple(a.dtype if isinstance(a, torch.Tensor) else a for a in arguments)
+        launches.append((kernel.fn.__name__, grid, kinds, tuple(options.items())))
+
+    monkeypatch.setattr(triton_conv, "launch", note)
+    monkeypatch.setattr(kernels, "supported", lambda *args, **options: True)
+    monkeypatch.setattr(kernels, "_aside", lambda x: False)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    net, launches = resnet(14).to(memory_format=layout), []
+    net.rehearse(torch.zeros(3, 3, 10, 12))
+    ahead, launches = launches, []
+    h = torch.zeros(3, 16, 10, 12, dtype=torch.bfloat16, requires_grad=True)
+    z = h.contiguous(memory_format=torch.channels_last)
+    for block in net.blocks:
+        z = kernels._forward(kernels._forward(z, block.conv1.weight, block.conv1.stride[0]), block.conv2.weight, 1)
+    z.float().sum().backward()
+    assert len(launches) == 12 * 4 and sorted(launches, key=str) == sorted(ahead, key=str)
 
 
 # The programs in Triton's interpreter, where there is no GPU: float32 and half (its bfloat16 products are wrong).

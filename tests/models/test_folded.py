@@ -79,6 +79,34 @@ def test_other_networks_are_not_folded():
     assert not foldable(torch.nn.Linear(4, 2), (4,))
 
 
+def test_it_is_compared_with_the_network_on_other_kernels(monkeypatch):
+    """Those of `mmlda.attacks.compiled` would have to be compiled, for this alone."""
+    model, seen = network(8, 1), []
+    convs = [module for module in model.modules() if hasattr(module, "for_attack_graph")]
+    for conv in convs:
+        conv.for_attack_graph(True)
+    monkeypatch.setattr(module, "_slopes", lambda function, x: seen.append([conv.attacked for conv in convs]) or 1 / 0)
+    assert not agrees(model, images(2, (1, 8, 8)))
+    assert seen == [[False] * 7] and all(conv.attacked for conv in convs)
+
+
+@pytest.mark.skipif(not TRITON, reason="triton is not installed")
+def test_a_rehearsal_launches_what_attacks_do(monkeypatch):
+    """The kernels that are compiled ahead are those of batches of any size."""
+
+    def note(kernel, grid, *arguments, num_warps, num_stages):
+        kinds = [a.dtype if isinstance(a, torch.Tensor) else a for a in arguments]
+        del kinds[8]  # the size of a slot, which the batch decides
+        launches.append((kernel.fn.__name__, *kinds, num_warps, num_stages))
+
+    monkeypatch.setattr(module, "launch", note)
+    model, launches = network(14, 3), []
+    module._rehearse(model, images(16, (3, 12, 20)), torch.float16)
+    ahead, launches = launches, []
+    slopes(folded(model, torch.float16), images(5, (3, 12, 20)), torch.zeros(5, 10))
+    assert len(launches) == 6 and launches == ahead
+
+
 @interpreted
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 9, 12), (2, 14, 28)])
 def test_interpreted(shape):
@@ -142,7 +170,7 @@ def test_in_half_precision_on_cuda(shape):
     assert agrees(model, x, torch.float16)
     z, g = slopes(folded(model, torch.float16), x, v)
     want, slope = slopes(network(32, shape[0], "mmlda", "cuda").double(), x.double(), v.double())
-    assert (z - want).norm() < 2e-3 * want.norm()
+    assert (z - want).norm() < 5e-3 * want.norm()
     assert cosines(g, slope).mean() > cosines(slopes(model, x, v)[1], slope).mean() - 0.01  # cuDNN's TF32
 
 

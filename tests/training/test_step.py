@@ -1,5 +1,6 @@
 """One training step: its batch, its adversarial examples and its loss."""
 
+import copy
 import dataclasses
 
 import pytest
@@ -9,11 +10,14 @@ from training_cases import CPU, QUICK, SMALL, train
 
 import mmlda
 from mmlda.attacks.replay import compile_quietly
+from mmlda.data import ImageData
 from mmlda.models import build
 from mmlda.training import Adversary, Recipe, fit
+from mmlda.training import step as step_module
 from mmlda.training.batches import Batches
 from mmlda.training.crafting import begin_attack, craft, craft_once
 from mmlda.training.recipes import hat
+from mmlda.training.step import Step, Tally, make_optimizer
 
 
 def test_an_epoch_shows_each_image_once_and_the_next_in_another_order(digits):
@@ -60,6 +64,75 @@ def test_hybrid_training_draws_a_perturbation_for_each_image(digits):
     moved = (batches.adversarial - digits[0].pixels()).abs().flatten(1).amax(1)
     assert 0.02 - 1e-6 <= moved.min() and moved.max() <= 0.2 + 1e-6
     assert moved.std() > 0.03  # uniform in [0.02, 0.20] has 0.052
+
+
+def compiled_step(model, data, recipe, monkeypatch, backend="aot_eager"):
+    """A step whose network is compiled as on CUDA, with another compiler."""
+
+    def compile(what, dynamic, options=None):
+        return compile_quietly(what, dynamic=dynamic, backend=backend)
+
+    monkeypatch.setattr(step_module, "compile_quietly", compile)
+    monkeypatch.setattr(step_module, "start_workers", lambda: None)
+    batches = Batches(data, recipe, CPU)
+    batches.seek(0)
+    step = Step(model.train(), batches, make_optimizer(model, recipe, CPU), Tally(CPU, 0))
+    step.compile()
+    return step
+
+
+def noise(side, n=64):
+    pixels = torch.randint(0, 256, (n, 1, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return ImageData(pixels, torch.arange(n) % 10, tuple("0123456789"), "noise")
+
+
+RESNET = {"backbone": "resnet", "depth": 14, "channels": 1, "head": "mmlda"}
+
+
+def test_a_resnet_is_compiled_block_by_block_and_only_in_its_step(monkeypatch):
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    recipe = Recipe(steps=2, lr=0.1, batch_size=16, flip=True)
+    model, plain = build(RESNET, seed=0), build(RESNET, seed=0)
+    step = compiled_step(model, noise(8), recipe, monkeypatch)
+    for _ in range(2):
+        step()
+    assert len(step.blocks) == 6
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 5 + 1  # of 6 blocks; and of the images
+    assert all(block._compiled_call_impl is None for block in model.backbone.blocks)
+    copy.deepcopy(model).eval()(torch.rand(3, 1, 12, 12))  # as validation does
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 6
+    fit(plain, noise(8), recipe, show=False)
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_other_networks_are_compiled_whole(digits, monkeypatch):
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    step = compiled_step(build(SMALL, seed=0), digits[0], QUICK, monkeypatch)
+    step()
+    assert not step.blocks and torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+
+
+def test_images_of_many_shapes_are_compiled(monkeypatch):
+    """More programs of one function than the compiler allows by default; later ones would silently not be compiled."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    limit = torch._dynamo.config.cache_size_limit
+    for side in (8, 12, 16):
+        compiled_step(build(RESNET, seed=0), noise(side), dataclasses.replace(QUICK, batch_size=8), monkeypatch)()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3 * (5 + 1) > limit
+    assert torch._dynamo.config.cache_size_limit == limit
+
+
+def test_a_step_that_fails_leaves_the_network_as_it_was(monkeypatch):
+    model = build(RESNET, seed=0)
+    step = compiled_step(model, noise(8), dataclasses.replace(QUICK, batch_size=8), monkeypatch, backend="eager")
+    monkeypatch.setattr(model.head, "forward", lambda z: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        step()
+    assert all(block._compiled_call_impl is None for block in model.backbone.blocks)
 
 
 class Seen(torch.nn.Module):

@@ -104,7 +104,8 @@ class _Compiled(nn.Module):
     def __init__(self, model: nn.Module, backend: str) -> None:
         super().__init__()
         self.model = model
-        self._program = compile_quietly(model, backend=backend)
+        self._backend = backend
+        self._program: Any = None  # compiled when needed: setting up the compiler takes seconds
         self._hook: Any = getattr(model, "for_attack_images", None) if backend == "inductor" else None
         self._own: dict[Any, Any] = {}  # the model's own programs, by images and precision
 
@@ -117,6 +118,8 @@ class _Compiled(nn.Module):
                 self._own[key] = self._hook(x.detach())
             if self._own[key] is not None:
                 return self._own[key](x)
+        if self._program is None:
+            self._program = compile_quietly(self.model, backend=self._backend)
         torch._dynamo.maybe_mark_dynamic(x, 0)  # one program for every number of images
         return self._program(x)
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmlda._utils.checks import check_choice, check_count, invalid
-from mmlda.models.convolutions import conv3x3
+from mmlda.models.convolutions import conv3x3, rehearse
 
 
 class _Conv3(nn.Conv2d):
@@ -207,6 +207,15 @@ class ResNet(nn.Module):
         """Hook for `mmlda.attacks.compiled`."""
         if not self.preactivation:
             self.norm = _fold(self.conv, self.norm)
+
+    def rehearse(self, x: Tensor) -> None:
+        """Launch the kernels that the blocks launch in training for images like x, for `compiled_ahead`."""
+        h = torch.empty((len(x), self.conv.out_channels, *x.shape[2:]), dtype=torch.bfloat16, device=x.device)
+        h = h.contiguous(memory_format=torch.channels_last)
+        blocks: Any = self.blocks
+        for block in blocks:
+            for conv in (block.conv1, block.conv2):
+                h = rehearse(h, conv.weight, conv.stride[0])
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute features.

@@ -10,6 +10,10 @@ Triton is imported when a kernel first runs.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -18,6 +22,45 @@ from torch import Tensor
 
 _CHANNELS = (16, 32, 64)
 _TRITON = importlib.util.find_spec("triton") is not None
+
+
+# While `compiled_ahead` collects launches, in its thread alone: arguments of a kernel's `run`.
+_LAUNCHES: ContextVar[dict[Any, tuple[Any, ...]] | None] = ContextVar("launches", default=None)
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """Launch one of the package's Triton kernels."""
+    launches = _LAUNCHES.get()
+    if launches is None:
+        kernel[grid](*arguments, **options)
+    else:  # tensors that differ in no more than their values and shapes share a compiled kernel
+        key = tuple(a.dtype if isinstance(a, Tensor) else a for a in arguments)
+        launches[kernel, key, *options.items()] = kernel, arguments, options
+
+
+@contextmanager
+def compiled_ahead(work: Callable[[], Any]) -> Iterator[None]:
+    """Compile and load the kernels that `work` launches, in threads beside the block, which ends when they are ready.
+
+    Triton would compile each when it is first launched, one after another. `work` is called at once and launches
+    nothing, so it must not read what a kernel would write. A kernel that does not compile fails where it is launched.
+    """
+    launches: dict[Any, tuple[Any, ...]] = {}
+    token = _LAUNCHES.set(launches)
+    try:
+        work()
+    finally:
+        _LAUNCHES.reset(token)
+
+    def compile(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        with torch.cuda.device(arguments[0].device):  # a thread starts on the first one
+            ready = kernel.run(*arguments, grid=(1,), warmup=True, **options)
+            _ = ready.run  # to load it, which compiles its launcher in C
+
+    with ThreadPoolExecutor() as threads:
+        for one in launches.values():
+            threads.submit(compile, *one)
+        yield
 
 
 def supported(x: Tensor, weight: Tensor, stride: int = 1, *, tf32: bool = False) -> bool:
@@ -131,8 +174,19 @@ def _weight_grad(dy: Tensor, x: Tensor, weight: Tensor, stride: int) -> Tensor:
         return triton_conv.weight_grad(_dense(x), _dense(dy), weight, stride)
 
 
+def rehearse(x: Tensor, weight: Tensor, stride: int) -> Tensor:
+    """Launch what a layer launches in training, forward and backward; an output, of any values."""
+    if not supported(x, weight, stride):
+        return _empty_output(x, weight, stride)
+    with torch.no_grad():
+        y = _forward(x, weight, stride)
+        _input_grad(y, x, weight, stride)
+        _weight_grad(y, x, weight, stride)
+    return y
+
+
 @_forward.register_fake
-def _(x: Tensor, weight: Tensor, stride: int) -> Tensor:
+def _empty_output(x: Tensor, weight: Tensor, stride: int) -> Tensor:
     N, _, H, W = x.shape
     shape = (N, weight.shape[0], (H - 1) // stride + 1, (W - 1) // stride + 1)
     return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from mmlda.models.backbones import ResNet, fold_norms
 from mmlda.models.classifier import Classifier
+from mmlda.models.convolutions import compiled_ahead, launch
 
 
 class Cut(NamedTuple):
@@ -100,15 +102,20 @@ def folded(model: Classifier, kind: torch.dtype = torch.bfloat16) -> Callable[[T
         Logits `[N, L]` of images `[N, C, H, W]`, differentiable in the images alone. Later changes of the convolutions
         do not reach it.
     """
-    net: Any = model.backbone
-    stages = fold(net, kind)
-    mean, std = (t.flatten().expand(net.config["channels"]).contiguous() for t in (model.mean, model.std))
+    fixed = _fixed(model, kind)
 
     def logits(x: Tensor) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):
-            return model.head(model._latent(_Features.apply(x, stages, mean, std)))
+            return model.head(model._latent(_Features.apply(x, *fixed)))
 
     return logits
+
+
+def _fixed(model: Classifier, kind: torch.dtype) -> tuple[list[Stage], Tensor, Tensor]:
+    """What the kernels read of the network: its stages, and the images' mean and deviation per channel."""
+    net: Any = model.backbone
+    mean, std = (t.flatten().expand(net.config["channels"]).contiguous() for t in (model.mean, model.std))
+    return fold(net, kind), mean, std
 
 
 def agrees(model: Classifier, x: Tensor, kind: torch.dtype = torch.bfloat16) -> bool:
@@ -119,13 +126,36 @@ def agrees(model: Classifier, x: Tensor, kind: torch.dtype = torch.bfloat16) -> 
     """
     rounding = 0.05 if kind == torch.bfloat16 else 0.005
     try:
-        want, slope = _slopes(model, x)
+        with compiled_ahead(lambda: _rehearse(model, x, kind)), _cudnn(model):
+            want, slope = _slopes(model, x)
         z, g = _slopes(folded(model, kind), x)
         same = (z - want).norm() < rounding * want.norm() + 1e-3
         along = (g * slope).sum() > 0.8 * g.norm() * slope.norm()  # a ReLU near 0 may fall on the other side
         return bool(same & (along | (slope == 0).all()))
     except Exception:  # of Triton: not enough shared memory, for example
         return False
+
+
+@contextmanager
+def _cudnn(model: Classifier) -> Iterator[None]:
+    """Run the network without the package's own convolutions, which would have to be compiled."""
+    convs, _ = _layers(model.backbone)
+    before = [conv.attacked for conv in convs]
+    try:
+        for conv in convs:
+            conv.attacked = False
+        yield
+    finally:
+        for conv, attacked in zip(convs, before):
+            conv.attacked = attacked
+
+
+@torch.no_grad()
+def _rehearse(model: Classifier, x: Tensor, kind: torch.dtype) -> None:
+    """Launch all kernels, for `compiled_ahead`."""
+    stages, mean, std = _fixed(model, kind)
+    g = torch.zeros(len(x), model.backbone.num_features, device=x.device)  # type: ignore[call-overload]
+    _image_grad(g, _activations(x, stages, mean, std), stages, std)
 
 
 @torch.enable_grad()
@@ -182,40 +212,51 @@ class _Features(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, stages: list[Stage], mean: Tensor, std: Tensor) -> Tensor:
-        from mmlda.models import triton_resnet
-
-        x = x.contiguous(memory_format=torch.channels_last)
-        kept, before = [x], x
-        for n, stage in enumerate(stages):
-            (N, B, BH, BW), (layers, C) = before.shape, stage.shifts.shape
-            H, W = (BH, BW) if n == 0 else ((BH + 1) // 2, (BW + 1) // 2)
-            slots = torch.empty(layers + 2, N, H, W, C, dtype=stage.weights.dtype, device=x.device)
-            cut = CUTS[C]
-            arguments = (before, mean, std, stage.first, stage.first_shift, stage.weights, stage.shifts, slots)
-            sizes = (BH, BW, B, H, W, C, layers, n == 0, cut.pixels, cut.taps, cut.pairs)
-            triton_resnet.stage_forward[(N,)](*arguments, slots[0].numel(), *sizes, num_warps=cut.warps, num_stages=1)
-            before = slots[-1].permute(0, 3, 1, 2)
-            kept.append(slots)
+        kept = _activations(x, stages, mean, std)
         ctx.save_for_backward(*kept)
         ctx.stages, ctx.std = stages, std
         return kept[-1][-1].mean((1, 2), dtype=torch.float32)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
-        from mmlda.models import triton_resnet
-
-        x, *kept = ctx.saved_tensors
         largest = g.abs().amax(1, keepdim=True)  # an image's gradient is not that of another, so each has its own scale
         scale = torch.where(largest > 0, SLOPE / largest, 1.0)  # [N, 1]
-        g = (g * scale).contiguous()
-        for n in reversed(range(len(kept))):
-            slots, stage = kept[n], ctx.stages[n]
-            before = x if n == 0 else kept[n - 1][-1].permute(0, 3, 1, 2)
-            (N, B, BH, BW), (H, W, C), layers = before.shape, slots.shape[2:], len(slots) - 2
-            spare, dx = torch.empty_like(slots[:3]), torch.empty_like(before)
-            cut = CUTS[C]
-            arguments = (g, slots, before, ctx.std, stage.first_back, stage.back, spare, dx)
-            sizes = (BH, BW, B, H, W, C, layers, n == 0, n == len(kept) - 1, cut.pixels, cut.taps, cut.pairs)
-            triton_resnet.stage_backward[(N,)](*arguments, slots[0].numel(), *sizes, num_warps=cut.warps, num_stages=1)
-            g = dx
-        return g / scale.view(-1, 1, 1, 1), None, None, None
+        dx = _image_grad((g * scale).contiguous(), ctx.saved_tensors, ctx.stages, ctx.std)
+        return dx / scale.view(-1, 1, 1, 1), None, None, None
+
+
+def _activations(x: Tensor, stages: list[Stage], mean: Tensor, std: Tensor) -> list[Tensor]:
+    """The images, channels last, and the slots of each stage."""
+    from mmlda.models import triton_resnet
+
+    x = x.contiguous(memory_format=torch.channels_last)
+    kept, before = [x], x
+    for n, stage in enumerate(stages):
+        (N, B, BH, BW), (layers, C) = before.shape, stage.shifts.shape
+        H, W = (BH, BW) if n == 0 else ((BH + 1) // 2, (BW + 1) // 2)
+        slots = torch.empty(layers + 2, N, H, W, C, dtype=stage.weights.dtype, device=x.device)
+        cut = CUTS[C]
+        arguments = (before, mean, std, stage.first, stage.first_shift, stage.weights, stage.shifts, slots)
+        sizes = (slots[0].numel(), BH, BW, B, H, W, C, layers, n == 0, cut.pixels, cut.taps, cut.pairs)
+        launch(triton_resnet.stage_forward, (N,), *arguments, *sizes, num_warps=cut.warps, num_stages=1)
+        before = slots[-1].permute(0, 3, 1, 2)
+        kept.append(slots)
+    return kept
+
+
+def _image_grad(g: Tensor, activations: Sequence[Tensor], stages: list[Stage], std: Tensor) -> Tensor:
+    """The gradient in the images from that in the pooled features, `g` [N, C]."""
+    from mmlda.models import triton_resnet
+
+    x, *kept = activations
+    for n in reversed(range(len(kept))):
+        slots, stage = kept[n], stages[n]
+        before = x if n == 0 else kept[n - 1][-1].permute(0, 3, 1, 2)
+        (N, B, BH, BW), (H, W, C), layers = before.shape, slots.shape[2:], len(slots) - 2
+        spare, dx = torch.empty_like(slots[:3]), torch.empty_like(before)
+        cut, last = CUTS[C], n == len(kept) - 1
+        arguments = (g, slots, before, std, stage.first_back, stage.back, spare, dx)
+        sizes = (slots[0].numel(), BH, BW, B, H, W, C, layers, n == 0, last, cut.pixels, cut.taps, cut.pairs)
+        launch(triton_resnet.stage_backward, (N,), *arguments, *sizes, num_warps=cut.warps, num_stages=1)
+        g = dx
+    return g

@@ -16,6 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mmlda.models.convolutions import launch
+
 try:
     import triton
     import triton.language as tl
@@ -298,10 +300,8 @@ def _run_gather(
     pixels = N * OH * OW
     tiles = config.tiles if config.taps == 8 else 1
     grid = (triton.cdiv(pixels, config.pixels * tiles),)
-    launch = {"num_warps": config.warps, "num_stages": config.stages}
-    _gather[grid](
-        x, weight, out, pixels, *strides, H, W, OH, OW, C, D, stride, config.pixels, config.taps, tiles, **launch
-    )
+    sizes = (H, W, OH, OW, C, D, stride, config.pixels, config.taps, tiles)
+    launch(_gather, grid, x, weight, out, pixels, *strides, *sizes, num_warps=config.warps, num_stages=config.stages)
     return out
 
 
@@ -326,10 +326,9 @@ def input_grad(
         start = 2 * (s_kh + s_kw)
         return _run_gather(dy, weight, dx, (s_in, s_out, -s_kh, -s_kw, start), 1, config)
     pixels = N * ((height + 1) // 2) * ((width + 1) // 2)
-    launch = {"num_warps": config.warps, "num_stages": config.stages}
-    _scatter[(triton.cdiv(pixels, config.pixels), 4)](
-        dy, weight, dx, pixels, s_in, s_out, s_kh, s_kw, H, W, height, width, D, C, config.pixels, **launch
-    )
+    grid = (triton.cdiv(pixels, config.pixels), 4)
+    arguments = (dy, weight, dx, pixels, s_in, s_out, s_kh, s_kw, H, W, height, width, D, C, config.pixels)
+    launch(_scatter, grid, *arguments, num_warps=config.warps, num_stages=config.stages)
     return dx
 
 
@@ -346,10 +345,9 @@ def correlate(x: Tensor, dy: Tensor, stride: int, config: Split | None = None) -
     rounds = triton.cdiv(triton.cdiv(pixels, config.splits), config.pixels)
     splits = triton.cdiv(pixels, rounds * config.pixels)  # without empty groups
     parts = torch.empty((splits, 9, C, D), dtype=torch.float32, device=x.device)
-    launch = {"num_warps": config.warps, "num_stages": config.stages}
-    _correlate[(splits, 1 if config.taps == 8 else 9 // config.taps)](
-        x, dy, parts, pixels, H, W, OH, OW, C, D, stride, config.pixels, config.taps, rounds, **launch
-    )
+    grid = (splits, 1 if config.taps == 8 else 9 // config.taps)
+    sizes = (H, W, OH, OW, C, D, stride, config.pixels, config.taps, rounds)
+    launch(_correlate, grid, x, dy, parts, pixels, *sizes, num_warps=config.warps, num_stages=config.stages)
     return parts
 
 
@@ -359,5 +357,6 @@ def sum_parts(parts: Tensor, weight: Tensor) -> Tensor:
     dw = torch.empty_like(weight)
     s_out, s_in, s_kh, s_kw = dw.stride()
     rows = min(triton.next_power_of_2(splits), 128)
-    _sum_parts[(9 * C * D // _REDUCED,)](parts, dw, s_in, s_out, s_kh, s_kw, C, D, splits, rows, _REDUCED, num_warps=4)
+    arguments = (parts, dw, s_in, s_out, s_kh, s_kw, C, D, splits, rows, _REDUCED)
+    launch(_sum_parts, (9 * C * D // _REDUCED,), *arguments, num_warps=4)
     return dw

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -22,13 +22,17 @@ from torch.optim import Optimizer
 from mmlda._utils.checks import invalid
 from mmlda.attacks import frozen, keep_memory, kl_divergence
 from mmlda.attacks.replay import compile_quietly
-from mmlda.models import Classifier, SwappedHead, fast_convolutions
+from mmlda.models import Classifier, ResNet, SwappedHead, fast_convolutions
+from mmlda.models.convolutions import compiled_ahead
 from mmlda.models.folded import agrees, foldable
 from mmlda.training.batches import Batches, share
 from mmlda.training.crafting import begin_attack, craft
 from mmlda.training.recipes import Recipe
 
 WARMUP = 3  # real steps, run one by one before the capture, so that cuDNN and the compiler have settled
+
+# A third fewer kernels to compile, none to time, and no search for patterns that the compiled programs do not have.
+QUICKLY = {"triton.autotune_pointwise": False, "pattern_matcher": False}
 
 
 class Tally:
@@ -203,20 +207,38 @@ class Step:
             model, self.recipe, streamed_head(model, batches)
         )
         self.take, self.attacked, self.teacher, self.fold = batches.take, model, teacher, False
+        self.blocks: list[tuple[Any, Callable[..., Any]]] = []  # each block of a Resnet, and itself compiled
         if self.world > 1:
             devices = [batches.device.index] if batches.device.type == "cuda" else None
             self.objective = nn.parallel.DistributedDataParallel(self.objective, device_ids=devices)
 
     def compile(self) -> None:
-        """Compile what runs in a step."""
+        """Compile what runs in a step.
+
+        Most blocks of a Resnet have the same program, so compiling them one by one takes half as long as the whole.
+        """
+        start_workers()
         self.batches.for_any_length()
-        self.objective = compile_quietly(self.objective, dynamic=False)
-        self.take = compile_quietly(self.take, dynamic=False)
-        self.fold = self._foldable()
-        if not self.fold:
-            self.attacked = compile_quietly(self.attacked, dynamic=False)
-        if self.teacher is not None:
-            self.teacher = compile_quietly(self.teacher, dynamic=False)
+        net = self.attacked.backbone if isinstance(self.attacked, Classifier) else None
+        with compiled_ahead(self._rehearse) if isinstance(net, ResNet) else nullcontext():
+            if isinstance(net, ResNet):
+                calls = [compile_quietly(block._call_impl, dynamic=False, options=QUICKLY) for block in net.blocks]
+                self.blocks = list(zip(net.blocks, calls))
+            else:
+                self.objective = compile_quietly(self.objective, dynamic=False)
+            self.take = compile_quietly(self.take, dynamic=False, options=QUICKLY)
+            self.fold = self._foldable()
+            if not self.fold:
+                self.attacked = compile_quietly(self.attacked, dynamic=False)
+            if self.teacher is not None:
+                self.teacher = compile_quietly(self.teacher, dynamic=False)
+
+    def _rehearse(self) -> None:
+        """Launch the convolutions of a pass through the objective."""
+        n = -(-self.batches.size // self.parts) * (2 if self.adversary is not None and self.adversary.paired else 1)
+        net: Any = self.attacked.backbone
+        with self._mixed():
+            net.rehearse(torch.empty((n, *self.batches.shape), device=self.batches.device))
 
     def _foldable(self) -> bool:
         """Whether images can be crafted on a folded network; waits for the device."""
@@ -245,7 +267,7 @@ class Step:
         taught = self._taught(x)
         held = self.world > 1 and part < self.recipe.accumulate - 1
         with self.objective.no_sync() if held else nullcontext():  # type: ignore[attr-defined]
-            with self._mixed():
+            with self._mixed(), self._compiled_blocks():
                 loss, right = self.objective(*inputs, taught=taught)
             (loss * (len(x) * self.world / self.batches.size)).backward()  # parts may differ by an image
         return loss.detach() * len(x), right, len(x)
@@ -272,8 +294,32 @@ class Step:
             moved = craft(self.attacked, x[-n:], y[-n:], eps, start, adversary, fold=self.fold)
         return (x, y, moved) if adversary.paired else (torch.cat([x[:-n], moved]), y)
 
+    @contextmanager
+    def _compiled_blocks(self) -> Iterator[None]:
+        """Run compiled blocks for the time of a call, and only then: validation and copies see the network as it is."""
+        if not self.blocks:
+            yield
+            return
+        try:
+            for block, call in self.blocks:
+                block._compiled_call_impl = call
+            # All blocks are one function to the compiler, which gives up at the ninth program of a function.
+            with torch._dynamo.config.patch(cache_size_limit=256):
+                yield
+        finally:
+            for block, _ in self.blocks:
+                block._compiled_call_impl = None
+
     def _mixed(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.batches.device.type, torch.bfloat16) if self.amp else nullcontext()
+
+
+def start_workers() -> None:
+    """Start the processes in which torch.compile compiles kernels; until they are up it compiles one after another."""
+    with suppress(Exception):  # not a public interface
+        from torch._inductor.async_compile import AsyncCompile
+
+        getattr(AsyncCompile, "wakeup", AsyncCompile.warm_pool)()
 
 
 def make_launch(step: Step, *, eager: bool = False, deterministic: bool = False) -> Callable[[], None]:
