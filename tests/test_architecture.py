@@ -86,9 +86,7 @@ def test_heavy_modules_are_imported_where_they_are_used():
     heavy = {"matplotlib", "sklearn", "scipy", "jinja2", "PIL", "ray", "foolbox", "rich", "triton"}
     for path in FILES:
         first = {name.split(".")[0] for name, at_once in imports(path) if at_once}
-        own = {"triton_conv.py": {"triton"}, "triton_resnet.py": {"triton"}, "sklearn.py": {"sklearn"}}.get(
-            path.name, set()
-        )
+        own = {"triton"} if path.name.startswith("triton_") else {"sklearn"} if path.name == "sklearn.py" else set()
         assert not first & (heavy - own), path
         assert "typer" not in first or package_of(path) == "cli", path
         assert not {name.split(".")[0] for name, _ in imports(path)} & {"pickle", "dill"}, path

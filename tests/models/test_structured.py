@@ -2,6 +2,7 @@
 
 import copy
 import math
+import os
 
 import pytest
 import torch
@@ -309,11 +310,41 @@ def test_swap_head_and_clip_of_k():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_on_cuda():
-    head = make(*SMALL).cuda()
-    z, y = features(4, 20).cuda().requires_grad_(), torch.arange(4, device="cuda")
-    torch.testing.assert_close(head.loss(z, y), F.cross_entropy(head(z), y))
+@pytest.mark.parametrize(
+    ("L", "p"), [SMALL, (288, 16), (1999, 32), (4224, 64), (20_000, 128), (50_000, 256), (9000, 512)]
+)
+@pytest.mark.parametrize("priors", [None, uneven])
+def test_on_cuda(L, p, priors):
+    head = make(L, p, priors=priors and priors(L), precision=0.1).cuda()
+    z, y = features(300, p).cuda().requires_grad_(), torch.randint(L, (300,), device="cuda")
+    y[:7] = torch.tensor([0, 1, 2, 3, L - 2, L - 1, 7])
+    plain = F.cross_entropy(head(z), y, reduction="none")
+    finite = plain.isfinite()  # not where the prior is 0
+    (want,) = torch.autograd.grad(plain[finite].sum(), z)
+    losses, hits = head.loss_and_hits(z, y)
+    (slope,) = torch.autograd.grad(losses[finite].sum(), z)
+    torch.testing.assert_close(losses, plain, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(slope, want, rtol=1e-4, atol=1e-5)
+    assert (hits == (head(z).argmax(1) == y)).float().mean() > 0.99  # rounding may decide
     assert torch.equal(head.predict(z), head(z).argmax(1))
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs TRITON_INTERPRET=1 and triton")
+@pytest.mark.parametrize(("L", "p"), [(288, 16), (1999, 32), (4224, 64), (40_000, 128), (9000, 256), (9000, 512)])
+@pytest.mark.parametrize("gradient", [True, False])
+def test_interpreted_kernel(L, p, gradient):
+    head = make(L, p, priors=uneven(L))
+    z, y = features(9, p), torch.tensor([0, 1, 2, 3, L - 2, L - 1, 7, 100, 200])
+    x, signs, core, weight, bias = head._coded(z)
+    plus, minus = F.pad(bias, (0, 2 * p * len(signs) + 2 * p - L), value=-math.inf).view(-1, 2).T.contiguous()
+    short = plus[: p * len(signs)].contiguous(), minus[: p * len(signs)].contiguous()
+    tops, totals, own, directions = structured._by_kernel(weight * x, y, signs, *short, gradient)
+    top, total, same, direction = structured._by_blocks(weight * x, y, signs, core, *short, gradient, 0)
+    share = (tops - tops.amax(0)).exp()
+    torch.testing.assert_close(tops.amax(0), top[0])
+    torch.testing.assert_close((share * totals).sum(0), total[0], rtol=1e-4, atol=0)
+    torch.testing.assert_close(own.sum(0), same[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close((share[..., None] * directions).sum(0), direction[0], rtol=1e-4, atol=1e-5)
 
 
 # ---- Networks of swap_head

@@ -5,7 +5,7 @@ transform of `s * z`, and those of the opposite rows are the negative. A basis c
 2 p^2, and its p signs are all that is stored.
 
 The cross-entropy goes over the bases in blocks, with a running maximum, sum of exponentials and mean direction, as
-flash attention does. Logits `[N, L]` are never stored, and the backward pass is a single product.
+flash attention does; on CUDA in one kernel. Logits `[N, L]` are never stored, and the backward pass is one product.
 
 Throughout, `z` is `[N, p]` with p the size of the code, padded with zeros if that is punctured; `signs` int8
 `[bases, p]`, without the standard basis, which comes last where the classes need one more; `core` the matrix of
@@ -14,8 +14,10 @@ Throughout, `z` is `[N, p]` with p the size of the code, padded with zeros if th
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -120,16 +122,65 @@ def cross_entropy(
     tuple of Tensor
         Losses `[N]`; their gradients `[N, p]`, empty unless `gradient`; whether no class has a larger logit `[N]`.
     """
-    (N, size), L = z.shape, len(bias)
+    size, L = z.shape[1], len(bias)
     bases, x = _bases(L, size), z * weight
-    budget = 1 << (23 if z.is_cuda else 18)  # elements of a block: enough to keep a GPU busy, and a core's cache full
-    step = max(1, budget // max(1, N * size))
     padded = F.pad(bias, (0, 2 * size * bases - L), value=-math.inf).view(bases * size, 2)
     plus, minus = padded.T.contiguous()  # [bases * p] each
-    top = torch.full((N,), torch.finfo(z.dtype).min, dtype=z.dtype, device=z.device)  # finite: a prior may be 0
+    parts = _by_kernel(x, y, signs, plus, minus, gradient) if _has_kernel(z) else None
+    if parts is None or bases > len(signs):
+        last = _by_blocks(x, y, signs, core, plus, minus, gradient, 0 if parts is None else len(signs))
+        parts = last if parts is None else tuple(torch.cat(pair) for pair in zip(parts, last))
+    tops, totals, owns, directions = parts  # [parts, N], and [parts, N, p]
+    top = tops.amax(0)
+    share = (tops - top).exp()
+    total, own = (share * totals).sum(0), owns.sum(0)
+    losses = top - own + total.log()
+    direction = z[:, :0].clone()
+    if gradient:
+        direction = (share[..., None] * directions).sum(0) * (weight / total[:, None]) - rows(y, signs, weight)
+    return losses, direction, own >= top
+
+
+Parts = tuple[Tensor, ...]
+
+
+def _has_kernel(z: Tensor) -> bool:
+    if not z.is_cuda or z.dtype != torch.float32 or importlib.util.find_spec("triton") is None:
+        return False
+    from mmlda.models import triton_codes
+
+    return z.shape[1] in triton_codes.SIZES and torch.cuda.get_device_capability(z.device) >= (8, 0)
+
+
+def _by_kernel(x: Tensor, y: Tensor, signs: Tensor, plus: Tensor, minus: Tensor, gradient: bool) -> Parts:
+    """As `_by_blocks` on the bases that have signs, without logits in memory."""
+    from mmlda.models import triton_codes
+
+    root = math.sqrt(x.shape[1])
+    with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
+        *rest, direction = triton_codes.stream((x / root).contiguous(), y, signs, plus, minus, gradient)
+    return *rest, direction / root
+
+
+def _by_blocks(
+    x: Tensor, y: Tensor, signs: Tensor, core: Tensor, plus: Tensor, minus: Tensor, gradient: bool, begin: int
+) -> Parts:
+    """Go over the bases from `begin` on, in blocks.
+
+    Returns
+    -------
+    tuple of Tensor
+        Largest logit, sum of exponentials below it, logit of y or 0 if it was before `begin`, `[1, N]` each; the unit
+        means' sum by their weights `[1, N, p]`, empty unless `gradient`.
+    """
+    N, size = x.shape
+    bases = len(plus) // size
+    budget = 1 << (23 if x.is_cuda else 18)  # elements of a block: enough to keep a GPU busy, and a core's cache full
+    step = max(1, budget // max(1, N * size))
+    top = torch.full((N,), torch.finfo(x.dtype).min, dtype=x.dtype, device=x.device)  # finite: a prior may be 0
     total, own = torch.zeros_like(top), torch.zeros_like(top)
-    direction = torch.zeros_like(z if gradient else z[:, :0])
-    for begin in range(0, bases, step):
+    direction = torch.zeros_like(x if gradient else x[:, :0])
+    for begin in range(begin, bases, step):  # noqa: B020
         end = min(begin + step, bases)
         standard = end > len(signs)
         t = products(x, signs[begin:end], core, standard).flatten(1)  # [N, bases * p]
@@ -147,10 +198,7 @@ def cross_entropy(
         if gradient:
             direction *= shrink[:, None]
             direction += _transposed(up.sub_(down).unflatten(1, (end - begin, size)), signs[begin:end], core, standard)
-    losses = top - own + total.log()
-    if gradient:
-        direction = direction * (weight / total[:, None]) - rows(y, signs, weight)
-    return losses, direction, own >= top
+    return top[None], total[None], own[None], direction[None]
 
 
 def _transposed(g: Tensor, signs: Tensor, core: Tensor, standard: bool) -> Tensor:
