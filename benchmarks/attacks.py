@@ -5,7 +5,7 @@ The budget is the same too, except for the worst case, which is given as it come
 margin loss. There the robust accuracy is what must not be higher.
 
     python benchmarks/attacks.py --device cpu --only worst,cw,jsma,scaling --worst-rounds 3 --out ...-cpu.json
-    python benchmarks/attacks.py --device cpu --only worst --model cifar10-mmlda-pgd --images cifar10.safetensors \\
+    python benchmarks/attacks.py --device cpu --only worst --model cifar10-mmlda-robust --images cifar10.safetensors \\
         --n 32 --eps 0.0313725 --threads 2 --out ...-cpu-robust.json
     python benchmarks/attacks.py --device cpu --only bim --again 23 --out ...-cpu-bim.json
     python benchmarks/attacks.py --device cpu --only bim --attack pgd --alone --again 7 --out ...-cpu-pgd.json

@@ -113,7 +113,7 @@ def worst(options: argparse.Namespace, n: int, *, peer: bool) -> list[dict]:
         robust[name] = float((model.predict(x_adv) == y).double().mean())
 
     timed("ours", lambda: mmlda.attacks.WorstCase(eps=EPS)(mmlda.attacks.compiled(model), x, y).x_adv)
-    if peer and importlib.util.find_spec("pyautoattack") and not os.environ.get("NOPEER"):
+    if peer and importlib.util.find_spec("pyautoattack"):
         import pyautoattack
 
         def theirs() -> torch.Tensor:
