@@ -11,7 +11,10 @@ import mmlda
 from mmlda.data import ImageData
 from mmlda.models import build
 from mmlda.training import Adversary, Recipe, fit
+from mmlda.training import step as module
 from mmlda.training.batches import Batches
+from mmlda.training.loader import LoaderBatches
+from mmlda.training.step import Step, Tally, make_optimizer
 
 
 class Order:
@@ -59,6 +62,36 @@ def test_the_same_batches_give_the_same_weights_as_from_memory(digits):
         assert same(train(loader)[0], train(data)[0])
 
 
+def test_a_compiled_step_reads_the_loaders_batches(digits, monkeypatch):
+    """As on CUDA, where every step is compiled; the code it is compiled to is left out."""
+    monkeypatch.setattr(module, "compile_quietly", lambda part, **options: torch.compile(part, backend="eager"))
+    data, cpu = digits[0].subset(slice(96)), torch.device("cpu")
+    recipe = dataclasses.replace(QUICK, pad=1, flip=True)
+    found = []
+    for compiled in (False, True):
+        model = build(SMALL, seed=0)
+        batches = LoaderBatches(DataLoader(data, batch_size=32), recipe, cpu, 10)
+        batches.seek(0)
+        assert batches.shape == data.shape
+        step = Step(model, batches, make_optimizer(model, recipe, cpu), Tally(cpu, 0, 0.0))
+        if compiled:
+            step.compile()
+        for n in range(4):
+            batches.seek(n)
+            step()
+        found.append(weights(model))
+    assert same(*found)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("config", [SMALL, {"backbone": "resnet", "depth": 8, "channels": 1}])
+def test_captured_steps_read_the_loader(digits, config):
+    model = build(config, seed=0)
+    loader = DataLoader(digits[0], batch_size=64, shuffle=True, num_workers=2, pin_memory=True)
+    run = fit(model, loader, Recipe(steps=200, optimizer="adam", lr=3e-3), device="cuda", show=False)
+    assert run.accuracy > 0.9 and mmlda.accuracy(model, digits[1]).accuracy > 0.8
+
+
 def test_bytes_and_floats_with_channels_last_are_read_alike(digits):
     images, labels = digits[0].images[:96], digits[0].labels[:96]
     expected = train(DataLoader(TensorDataset(images, labels), batch_size=32))[0]
@@ -91,7 +124,8 @@ def test_the_loaders_batch_size_counts_and_a_short_batch_is_skipped(digits):
             self.net = build(SMALL, seed=0)
 
         def forward(self, x):
-            seen.append(len(x))
+            if self.training:  # not the check that the network takes the images
+                seen.append(len(x))
             return self.net(x)
 
     _, run = train(DataLoader(digits[0].subset(slice(50)), batch_size=20), model=Watch())
@@ -141,6 +175,8 @@ def test_what_does_not_fit_gets_one_clear_error(digits):
         train(
             DataLoader(data, batch_size=32), Recipe(steps=2, adversary=Adversary(attack="fgsm", eps=0.1, craft="once"))
         )
+    with pytest.raises(ValueError, match="data must fit the network, got images of 3 x 8 x 8 in 'TensorDataset'"):
+        train(DataLoader(TensorDataset(torch.zeros(8, 3, 8, 8), torch.zeros(8, dtype=torch.long)), batch_size=4))
     sizes = DataLoader([(torch.zeros(1, n, n), 0) for n in (8, 8, 9, 9)], batch_size=2)
     with pytest.raises(ValueError, match="every batch of data must be"):
         train(sizes)

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from mmlda._utils.checks import invalid
-from mmlda.data import draw_augmentation
+from mmlda.data import ImageData, draw_augmentation
 from mmlda.data.convert import as_batch, dataset_classes
 from mmlda.data.loaders import loader_length
 from mmlda.training.batches import Batches, share, to_pixels
@@ -52,10 +52,11 @@ class LoaderBatches(Batches):
 
     Every epoch reads the loader once, with torch's random numbers a function of (seed, epoch, process), and skips an
     incomplete last batch. A resumed run reads and discards the batches of its epoch that were already used, so it sees
-    the same batches again. A loader without a length starts a new epoch instead.
+    the same batches again. A loader without a length starts a new epoch instead. Workers that persist keep their random
+    numbers from epoch to epoch, so what they draw after a resume differs.
     """
 
-    shape = ()  # unknown before the first batch
+    shape: tuple[int, ...] = ()  # of an image; unknown before the first batch
 
     def __init__(self, loader: DataLoader[Any], recipe: Recipe, device: torch.device, num_classes: int | None):
         if recipe.adversary is not None and recipe.adversary.craft == "once":
@@ -89,6 +90,7 @@ class LoaderBatches(Batches):
             x, y = self._read(step)
         if self.step < 0:
             self.images, self.labels = torch.empty_like(x, device=self.device), torch.empty_like(y, device=self.device)
+            self.shape = tuple(x.shape[1:])
         elif x.shape != self.images.shape or x.dtype != self.images.dtype:
             wanted = f"{self.images.dtype} {list(self.images.shape)} like the first"
             raise ValueError(f"every batch of data must be {wanted}, got {x.dtype} {list(x.shape)}")
@@ -164,8 +166,12 @@ class LoaderBatches(Batches):
         x = to_pixels(self.images[here], dy, dx, flip, self.recipe)
         return x, self.labels[here], None, self.uniform[here], self.rows[here]
 
+    def first(self) -> ImageData:
+        """The first image of the batch that comes next."""
+        return ImageData(self.images[:1], self.labels[:1] * 0, ("any",), describe_loader(self.loader)["name"])
+
     def advance(self) -> None:
         """Nothing: `seek` puts the next batch in place."""
 
-    def for_anyloader_length(self) -> None:
+    def for_any_length(self) -> None:
         """Nothing: all batches have one length."""

@@ -178,7 +178,7 @@ def fit(
     )
     cuda = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=cuda), interruptible() as stopped:
-        if isinstance(images, ImageData):
+        if isinstance(images, ImageData):  # before anything is written to `out`
             check_shape(run, images)
         torch.manual_seed(recipe.seed)  # dropout and the like
         with progress(run.out.name if run.out else "training", recipe.steps, show=show and share()[0] == 0) as report:
@@ -188,7 +188,7 @@ def fit(
 
 
 def check_shape(run: Run, data: ImageData) -> None:
-    """Raise a ValueError unless network and teacher take the images, before anything is written to `out`."""
+    """Raise a ValueError unless network and teacher take the images."""
     with torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_available() else []):
         first_logits(run.model, data)
         if run.teacher is not None:
@@ -301,6 +301,8 @@ def _steps(
         folder.resume(run, optimizer, average)
     step, tally = run.step, Tally(device, run.step, run.loss)
     batches.seek(step)
+    if isinstance(batches, LoaderBatches):
+        check_shape(run, batches.first())
     full_step = Step(model, batches, optimizer, tally, average, _teacher(run, device), amp=options.uses_amp(device))
     launch = make_launch(full_step, eager=options.eager, deterministic=options.deterministic)
     journal = Journal(run, options, tally, average, lambda: folder.save(run, optimizer, average), report)
