@@ -57,7 +57,9 @@ def evaluate(
     ] = False,
     priors: Annotated[
         str | None,
-        option("Computation", metavar="NAME", help="Predict with other class priors: uniform or empirical."),
+        option(
+            "Computation", metavar="NAME", help="Predict with other priors: uniform, or empirical (the test set's)."
+        ),
     ] = None,
     chunk: Chunk = None,
     device: Device = None,
@@ -206,7 +208,7 @@ def audit(
         print(f"{out / 'audit.json'}, {out / 'audit.png'}")
 
 
-REPRODUCED = "table1 table2 table3 fig2 fig3 fig4 fig5 theory suspects pgd all".split()  # mmlda.paper.PARTS, and all
+REPRODUCED = "table1 table2 table3 fig2 fig3 fig4 fig5 theory suspects robust all".split()  # mmlda.paper.PARTS, and all
 
 
 @command("mmlda reproduce table2 --data cifar10 --shipped --n 500 --out results")

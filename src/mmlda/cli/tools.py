@@ -13,9 +13,8 @@ data_app = typer.Typer(help="List, fetch and check datasets.", no_args_is_help=T
 app.add_typer(data_app, name="data")
 
 Plot = Annotated[Path | None, option("Output", metavar="FILE", help="Also draw a figure: a .png, .svg or .pdf file.")]
-Dataset = Annotated[
-    str, typer.Argument(metavar="NAME", help="mnist, fashion-mnist or cifar10.", autocompletion=lambda: DATASETS[1:])
-]
+FETCHED = [name for name in DATASETS if name not in ("digits", "cifar100-coarse")]
+Dataset = Annotated[str, typer.Argument(metavar="NAME", help=f"{', '.join(FETCHED)}.", autocompletion=lambda: FETCHED)]
 
 
 @command("mmlda theory --classes 10 --C 100 --plot theory.png")
