@@ -1,4 +1,4 @@
-"""Write the tables of benchmarks/README.md and of two how-to pages: `python tools/make_benchmark_tables.py`."""
+"""Write the tables of benchmarks/README.md and of three how-to pages: `python tools/make_benchmark_tables.py`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from from_results import ROOT, fixed, table, write
 SCRIPT = Path(__file__).name
 MANY = ROOT / "docs" / "how-to" / "many-classes.md"
 IMBALANCED = ROOT / "docs" / "how-to" / "imbalanced-data.md"
+SKLEARN = ROOT / "docs" / "how-to" / "scikit-learn.md"
 PAGE = ROOT / "benchmarks" / "README.md"
 METHODS = {  # of benchmarks/long_tailed.py: the method of the record, and the part of it that has the numbers
     "softmax": ("softmax", None),
@@ -23,7 +24,12 @@ METHODS = {  # of benchmarks/long_tailed.py: the method of the record, and the p
     "MM-LDA, priors in training": ("mmlda-priors", None),
 }
 # Of benchmarks/training.py: ours as a row names it, and the loops beside it.
-TRAINED = {"ours": "", "ours, 8 networks": ", 8 networks", "ours, bfloat16": ", bfloat16"}
+TRAINED = {
+    "ours": "",
+    "ours, from a DataLoader": ", from a DataLoader",
+    "ours, 8 networks": ", 8 networks",
+    "ours, bfloat16": ", bfloat16",
+}
 PLAIN = ("plain", "plain, 4 workers")
 HEADS = {"softmax": "softmax", "mmlda": "MM-LDA"}
 BALANCED = {"softmax": "softmax", "MM-LDA with 64 dimensions": "mmlda-64", "with 128": "mmlda-128"}
@@ -55,7 +61,8 @@ def training() -> Iterator[list[str]]:
         for name, words in TRAINED.items():
             if name in seconds:
                 what = f"training step, Resnet-32, batch {found['batch_size']}{words}"
-                yield beside(what, found["device"], {name: seconds[name], **plain}, name)
+                memory = {"from memory": seconds["ours"]} if "DataLoader" in name else {}
+                yield beside(what, found["device"], {name: seconds[name], **memory, **plain}, name)
 
 
 def waits(device: str) -> Iterator[list[str]]:
@@ -84,6 +91,22 @@ def attacks(device: str) -> Iterator[list[str]]:
 
 def timed(found: dict[str, Any]) -> dict[str, float]:
     return {name: run["seconds"] for name, run in found.items() if isinstance(run, dict) and "times_ours" in run}
+
+
+def scikit_learn() -> str:
+    """Accuracy and seconds of each estimator, a row per dataset."""
+    found = read("scikit-learn")
+    names = list(dict.fromkeys(row["estimator"] for row in found["result"]))
+    cells: dict[str, list[str]] = {}
+    for row in found["result"]:
+        accuracy = f"{fixed(100 * row['accuracy'])} ± {fixed(100 * row['sd'])}"
+        cells.setdefault(row["dataset"], []).append(f"{accuracy}, {duration(row['cpu_seconds'])}")
+    text = table(" | ".join(["data", *names]), [[data.replace("_", " "), *row] for data, row in cells.items()])
+    about = (
+        f"Accuracy (%) over {found['repeats']} x {found['splits']} folds, ± the standard deviation; CPU time of a fit"
+    )
+    versions = f"scikit-learn {found['scikit-learn']}, torch {found['torch']}"
+    return f"{text}\n*{about}; default settings, inputs standardised; {versions}; `benchmarks/scikit_learn.py`.*\n"
 
 
 def ratios() -> Iterator[list[str]]:
@@ -161,7 +184,8 @@ def long_tailed(folder: Path = PAGE.parent / "results" / "long-tailed") -> str:
     rows = [[name, *(cell(task, *where) for task in tasks)] for name, where in METHODS.items()]
     balanced = ", ".join(f"{name} {cell('cifar100', method)}" for name, method in BALANCED.items())
     published = "softmax 70.4 and 38.3 (Cao et al., 2019), logit adjustment 77.7 and 43.9 (Menon et al., 2021)"
-    words = f"\nBalanced CIFAR-100: {balanced}. Published for Resnet-32 at an imbalance of 100: {published}.\n"
+    sets = "CIFAR-10-LT and CIFAR-100-LT at an imbalance of 100"
+    words = f"\nBalanced CIFAR-100: {balanced}. Published for Resnet-32, {sets}: {published}.\n"
     first, seeds = records[0], sorted({record["seed"] for record in records})
     about = [f"Resnet-32, seeds {', '.join(map(str, seeds))}, ± the standard deviation", first["device"]]
     about.append(f"torch {first['versions']['torch']}")
@@ -179,6 +203,7 @@ def pages() -> dict[Path, dict[str, str]]:
             "learning": learning(),
         },
         IMBALANCED: {"long-tailed": long_tailed()},
+        SKLEARN: {"scikit-learn": scikit_learn()},
         PAGE: {"speed": speed()},
     }
 

@@ -138,6 +138,30 @@ def test_a_robust_network_has_autoattacks_number_and_its_cost_on_its_card(tmp_pa
         assert words in card
 
 
+def test_training_from_a_loader_is_shown_beside_training_from_memory(monkeypatch):
+    seconds = {"plain": 0.02, "ours": 0.001, "ours, from a DataLoader": 0.00102}
+    found = {"training-h200": {"seconds": seconds, "batch_size": 128, "device": "GPU"}}
+    monkeypatch.setattr(make_benchmark_tables, "read", lambda name: found.get(name, {"seconds": {}}))
+    rows = {row[0]: row[2:] for row in make_benchmark_tables.training()}
+    assert rows["training step, Resnet-32, batch 128, from a DataLoader"] == [
+        "1.02 ms",
+        "from memory 1 ms (0.98 x); plain 20 ms (20 x)",
+    ]
+
+
+def test_scikit_learns_classifiers_are_columns(monkeypatch):
+    rows = [
+        {"dataset": data, "estimator": name, "accuracy": 0.95, "sd": 0.01, "cpu_seconds": 0.5}
+        for data in ("iris", "breast_cancer")
+        for name in ("Ours", "Theirs")
+    ]
+    about = {"repeats": 2, "splits": 5, "scikit-learn": "1", "torch": "2"}
+    monkeypatch.setattr(make_benchmark_tables, "read", lambda name: {"result": rows, **about})
+    lines = make_benchmark_tables.scikit_learn().splitlines()
+    assert lines[0] == "| data | Ours | Theirs |"
+    assert lines[3] == "| breast cancer | 95.0 ± 1.0, 0.5 s | 95.0 ± 1.0, 0.5 s |"
+
+
 def test_long_tailed_results_are_averaged_over_seeds(tmp_path):
     assert make_benchmark_tables.long_tailed(tmp_path) == ""
     about = {"device": "GPU", "versions": {"torch": "2"}, "task": "cifar10-lt-100"}

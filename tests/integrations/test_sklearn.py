@@ -103,6 +103,8 @@ def test_priors():
 def test_dim_and_hidden_layer_sizes_shape_the_network():
     fitted = quick(max_iter=1, dim=7, hidden_layer_sizes=(9, 5)).fit(*IRIS)
     assert fitted.model_.config["hidden"] == [9, 5] and fitted.model_.head.dim == 7
+    for sizes, hidden in ((7, [7]), (np.array([9, 5]), [9, 5])):  # as MLPClassifier takes them
+        assert quick(max_iter=1, hidden_layer_sizes=sizes).fit(*IRIS).model_.config["hidden"] == hidden
     assert quick(max_iter=1).fit(*IRIS).model_.head.dim == 2
     many = quick(max_iter=1, dim=3).fit(np.random.RandomState(0).randn(40, 2), np.arange(40) % 8)
     assert many.decision_function([[0.0, 0.0]]).shape == (1, 8)  # more classes than dim + 1
@@ -128,6 +130,9 @@ def test_mistakes_are_named():
         ({"max_iter": 0}, "max_iter must be an integer >= 1, got 0"),
         ({"priors": "uniform"}, "priors must be numbers, 'empirical' or None, got 'uniform'"),
         ({"hidden_layer_sizes": ()}, r"hidden must be at least one width, got \(\)"),
+        ({"hidden_layer_sizes": (9, 2.5)}, "hidden must be an integer >= 1, got 2.5"),
+        ({"weight_decay": -0.1}, "weight_decay must be a finite number >= 0, got -0.1"),
+        ({"device": "gpu"}, "device must be available, got 'gpu'"),
     ]:
         with pytest.raises(ValueError, match=message):
             quick(**settings).fit(*IRIS)

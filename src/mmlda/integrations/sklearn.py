@@ -49,7 +49,7 @@ class MaxMahalanobisClassifier(ClassifierMixin, BaseEstimator):
     dim
         Latent dimension; by default the number of classes minus one, the smallest that holds the optimal means.
     hidden_layer_sizes
-        Widths of the MLP's hidden layers. Images do not use it.
+        Widths of the MLP's hidden layers, or the width of one. Images do not use it.
     priors
         Class probabilities in the order of `classes_`, "empirical" for their shares in y, None for equal ones.
     learning_rate
@@ -100,7 +100,7 @@ class MaxMahalanobisClassifier(ClassifierMixin, BaseEstimator):
         C: float = 100.0,
         *,
         dim: int | None = None,
-        hidden_layer_sizes: Sequence[int] = (100,),
+        hidden_layer_sizes: Sequence[int] | int = (100,),
         priors: Sequence[float] | str | None = None,
         learning_rate: float = 1e-3,
         weight_decay: float = 1e-2,
@@ -151,12 +151,13 @@ class MaxMahalanobisClassifier(ClassifierMixin, BaseEstimator):
             raise invalid("y", "labels of at least 2 classes", f"{len(self.classes_)} class")
         random = check_random_state(self.random_state)
         seed = int(random.randint(2**31 - 1))
-        x, target = x.to(self.device), torch.from_numpy(labels).to(self.device)
+        device = device_of(torch.relu, self.device)  # the CPU by default
+        x, target = x.to(device), torch.from_numpy(labels).to(device)
         self.model_ = self._network(x, labels, seed)
         held_out = None
         if self.early_stopping:
             rows = train_test_split(np.arange(len(labels)), test_size=0.1, stratify=labels, random_state=random)
-            train, valid = (torch.from_numpy(part).to(self.device) for part in rows)
+            train, valid = (torch.from_numpy(part).to(device) for part in rows)
             held_out = x[valid], target[valid]
             x, target = x[train], target[train]
         self._train(x, target, held_out, max_iter, batch_size, seed)
@@ -167,6 +168,8 @@ class MaxMahalanobisClassifier(ClassifierMixin, BaseEstimator):
     ) -> None:
         model, generator = self.model_, torch.Generator().manual_seed(seed)
         rate, decay = check_positive("learning_rate", self.learning_rate), self.weight_decay
+        if isinstance(decay, str) or not 0 <= decay < np.inf:
+            raise invalid("weight_decay", "a finite number >= 0", decay)
         optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=decay, fused=True)
         batches = -(-len(x) // batch_size)
         best, best_weights, since = np.inf, None, 0
@@ -222,7 +225,9 @@ class MaxMahalanobisClassifier(ClassifierMixin, BaseEstimator):
             "std": [1.0] * len(std),
         }
         if x.dim() == 2:
-            config |= {"backbone": "mlp", "inputs": x.shape[1], "hidden": self.hidden_layer_sizes}
+            sizes: Any = self.hidden_layer_sizes
+            hidden = (sizes,) if np.ndim(sizes) == 0 else tuple(sizes)
+            config |= {"backbone": "mlp", "inputs": x.shape[1], "hidden": hidden}
         else:
             config |= {"backbone": "conv_net", "channels": x.shape[1]}
         model = build(config, seed=seed).to(x)
