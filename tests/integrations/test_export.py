@@ -117,6 +117,15 @@ def test_what_counts_as_a_mismatch(change, message, network, images):
         module._compare(network, lambda x: change(network(x)), images[:3], "real")
 
 
+def test_real_images_in_any_form_are_compared_in_0_to_1(network, images, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(module, "_compare", lambda network, run, x, kind: seen.append(x) if kind == "real" else None)
+    digits = mmlda.data.load("digits")[1]
+    for given in (images, images.numpy(), digits, digits.images[:20]):
+        export(network, tmp_path / "model.pt2", images=given)
+    assert all(torch.equal(x, images[: len(x)]) for x in seen) and len(seen) == 4 * len(module.BATCHES)
+
+
 def test_an_error_on_real_images_alone_is_found(network, images, tmp_path, monkeypatch):
     real = module._pt2
 
@@ -132,18 +141,29 @@ def test_an_error_on_real_images_alone_is_found(network, images, tmp_path, monke
 def test_mistakes_are_named(network, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"suffix of path must be one of .onnx, .pt2, got '.pb'"):
         export(network, tmp_path / "model.pb")
-    with pytest.raises(ValueError, match="images must be given for a network whose image size is not known, got None"):
+    with pytest.raises(ValueError, match=r"images must be given \(--data on the command line\) for a network whose"):
         export(network, tmp_path / "model.onnx")
+    with pytest.raises(ValueError, match=r"images must fit the network, got those of shape \[3, 8, 8\] \(Given groups"):
+        export(network, tmp_path / "model.onnx", images=torch.rand(2, 3, 8, 8))
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ImportError, match=r"export to ONNX needs onnxruntime: pip install 'mmlda\[onnx\]'"):
         export(network, tmp_path / "model.onnx", images=torch.rand(2, 1, 8, 8))
 
 
-def test_the_command(tmp_path, capsys, monkeypatch):
+def test_the_command(network, tmp_path, capsys, monkeypatch):
     from mmlda import cli
 
-    monkeypatch.setattr(sys, "argv", ["mmlda", "export", "mnist-sr", str(tmp_path / "m.pt2"), "--root", str(tmp_path)])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    assert not stop.value.code and capsys.readouterr().out.strip() == str(tmp_path / "m.pt2")
+    def command(*words):
+        monkeypatch.setattr(sys, "argv", ["mmlda", "export", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        return stop.value.code or 0, capsys.readouterr()
+
+    code, said = command("mnist-sr", tmp_path / "m.pt2", "--root", tmp_path)
+    assert code == 0 and said.out.strip() == str(tmp_path / "m.pt2")
     assert (tmp_path / "m.pt2").stat().st_size > 1e6
+    mmlda.save(network, tmp_path / "own")  # trained on data that the file does not name
+    code, said = command(tmp_path / "own", tmp_path / "own.pt2")
+    assert code == 2 and "images must be given (--data on the command line)" in said.err
+    assert command(tmp_path / "own", tmp_path / "own.pt2", "--data", "digits")[0] == 0
+    assert (tmp_path / "own.pt2").is_file()

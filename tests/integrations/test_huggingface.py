@@ -41,7 +41,15 @@ def test_networks_that_ship_load_and_are_described(tmp_path):
     card, about = (tmp_path / "README.md").read_text(), mmlda.zoo.about("mnist-mmlda")
     assert card.startswith("---\n") and "library_name: mmlda" in card and "- mnist" in card
     assert f"| test accuracy | {100 * about['accuracy']:.2f}% on 10,000 images |" in card
-    assert f"steps {about['recipe']['steps']}" in card
+    assert f"steps {about['recipe']['steps']}" in card and "[]" not in card
+
+
+def test_mmlda_reads_the_folder_too(tmp_path):
+    model = build(CONFIGS[1], seed=0).eval()
+    model.classes = ("a", "b", "c")
+    HubClassifier.of(model).save_pretrained(tmp_path)
+    again, x = mmlda.load(tmp_path), torch.rand(3, 1, 8, 8)
+    assert torch.equal(again(x), model(x)) and again.classes == ("a", "b", "c")
 
 
 def test_the_card_of_an_own_network_has_what_is_known(tmp_path):
@@ -62,6 +70,11 @@ def test_mistakes_are_named(tmp_path):
         HubClassifier.of(torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match="source must be a folder or repository"):
         HubClassifier.from_pretrained(tmp_path)
+    HubClassifier.of(build(CONFIGS[0])).save_pretrained(tmp_path)
+    for damaged in ("{", "[]"):
+        (tmp_path / "config.json").write_text(damaged)
+        with pytest.raises(ValueError, match=r"config.json must be a JSON object, got a"):
+            HubClassifier.from_pretrained(tmp_path)
 
 
 def test_a_missing_extra_is_one_sentence():

@@ -178,6 +178,10 @@ def export(
     out: Annotated[
         Path, typer.Argument(callback=writable, metavar="FILE", help="File to write: .onnx, or .pt2 for torch.export.")
     ],
+    data: Annotated[
+        str | None,
+        data_option(help="Compare on the test images of this dataset or folder (default: of what it was trained on)."),
+    ] = None,
     root: Root = None,
     as_json: Json = False,
 ) -> None:
@@ -185,9 +189,11 @@ def export(
 
     If the file does not compute what the network computes, it is not kept.
     """
+    from mmlda.data import load
     from mmlda.integrations.export import export as export_network
 
-    path = export_network(model, out, root=root)
+    images = None if data is None else load(data, root)[1]
+    path = export_network(model, out, images=images, root=root)
     show({"path": str(path), "bytes": path.stat().st_size}, str(path), as_json)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from mmlda._utils.checks import check_choice, invalid
 from mmlda._utils.files import write_whole
+from mmlda.data import ImageData
 from mmlda.data import load as load_data
 from mmlda.data.datasets import CLASSES
 from mmlda.models import MLP, Classifier
@@ -47,7 +48,9 @@ class _Outputs(nn.Module):
         return logits, logits.softmax(1)
 
 
-def export(model: Any, path: str | Path, *, images: Tensor | None = None, root: str | Path | None = None) -> Path:
+def export(
+    model: Any, path: str | Path, *, images: ImageData | Tensor | None = None, root: str | Path | None = None
+) -> Path:
     """Write a network as ONNX (extra `mmlda[onnx]`) or ``.pt2``, and check the file against it.
 
     The input, "images" (or "features" for a table), is float32 with any number of rows; the outputs are "logits" and
@@ -61,8 +64,8 @@ def export(model: Any, path: str | Path, *, images: Tensor | None = None, root: 
     path
         File to write; its suffix selects the format.
     images
-        Real inputs to compare on, floats `[N, C, H, W]` in [0, 1] or `[N, D]` (default: those of the dataset of a
-        network given by name if they are on this machine, else scikit-learn's digits, resized).
+        Real inputs to compare on: an `ImageData`, bytes, or floats `[N, C, H, W]` in [0, 1] or `[N, D]` (default: those
+        of the dataset of a network given by name if they are on this machine, else scikit-learn's digits, resized).
     root
         Folder of the datasets, as in `mmlda.data.load`.
 
@@ -78,7 +81,7 @@ def export(model: Any, path: str | Path, *, images: Tensor | None = None, root: 
     ImportError
         If the extra `mmlda[onnx]` is missing.
     ValueError
-        If the suffix is another one, or `images` are needed and not given.
+        If the suffix is another one, or `images` are needed and not given, or do not fit the network.
 
     Examples
     --------
@@ -92,6 +95,7 @@ def export(model: Any, path: str | Path, *, images: Tensor | None = None, root: 
     check_choice("suffix of path", path.suffix, (".onnx", ".pt2"))
     network, real = _resolve(model, images, root)
     network = copy.deepcopy(network).cpu().float().eval()
+    _check_fits(network, real)
     inputs = [_random(network, real), real]
     program = _program(network, inputs[0][:2])
     content, run = _onnx(program, inputs[0][:2]) if path.suffix == ".onnx" else _pt2(program)
@@ -99,6 +103,16 @@ def export(model: Any, path: str | Path, *, images: Tensor | None = None, root: 
         for size in BATCHES:
             _compare(network, run, x[:size], kind)
     return write_whole(path, content)
+
+
+def _check_fits(network: nn.Module, x: Tensor) -> None:
+    """Raise a ValueError unless the network takes x."""
+    try:
+        with torch.no_grad():
+            network(x[:2])
+    except RuntimeError as error:
+        shape = f"{list(x.shape[1:])} ({str(error).splitlines()[0]})"
+        raise ValueError(f"images must fit the network, got those of shape {shape}") from None
 
 
 def _compare(network: nn.Module, run: Runner, x: Tensor, kind: str) -> None:
@@ -193,14 +207,17 @@ def _resolve(model: Any, images: Any, root: str | Path | None) -> tuple[nn.Modul
         shape = getattr(model, "image_shape_", None)
     if not isinstance(network, nn.Module):
         raise invalid("model", "a Classifier, a fitted estimator, a name or a run's folder", model)
+    if isinstance(images, ImageData):
+        images = images.pixels(slice(0, max(BATCHES)))
     if images is not None:
-        real = torch.as_tensor(images).detach().cpu().float()
+        real = torch.as_tensor(images).detach().cpu()
+        real = real / 255 if real.dtype == torch.uint8 else real.float()
     elif isinstance(network, Classifier) and isinstance(network.backbone, MLP):
         real = _random_rows(network, network.backbone.inputs, seed=1)
     elif shape is not None:
         real = _digits(shape)
     else:
-        raise invalid("images", "given for a network whose image size is not known", None)
+        raise invalid("images", "given (--data on the command line) for a network whose image size is not known", None)
     if real.dim() not in (2, 4) or not len(real):
         raise invalid("images", "floats [N, C, H, W] or [N, D]", list(real.shape))
     return network, real.repeat(-(-max(BATCHES) // len(real)), *[1] * (real.dim() - 1))

@@ -15,7 +15,7 @@ from typing import Any, Self
 from torch import nn
 
 from mmlda._utils.checks import invalid
-from mmlda._utils.files import write_json, write_whole
+from mmlda._utils.files import read_json, write_json, write_whole
 from mmlda._utils.tensors import packed, read_tensors
 from mmlda._utils.training_data import recall, remembered
 from mmlda.models import Classifier
@@ -109,11 +109,13 @@ class HubClassifier(Classifier, ModelHubMixin, library_name="mmlda", pipeline_ta
         Raises
         ------
         ValueError
-            If the folder has no `config.json` or no `model.safetensors`.
+            If the folder has no `config.json` or no `model.safetensors`, or one of them is damaged.
         """
         source = pretrained_model_name_or_path
         if str(source) in names() and not Path(source).is_dir():
             return cls.of(load(str(source)), **about(str(source))).eval()
+        if (config := Path(source) / "config.json").is_file():
+            read_json(config)  # raises if it is damaged
         return super().from_pretrained(source, **options)
 
     @classmethod
@@ -151,7 +153,7 @@ class HubClassifier(Classifier, ModelHubMixin, library_name="mmlda", pipeline_ta
             images = f" on {card['test_images']:,} images" if card.get("test_images") else ""
             rows.append(("test accuracy", f"{100 * card['accuracy']:.2f}%{images}"))
         if card.get("recipe"):
-            settings = {key: value for key, value in card["recipe"].items() if value not in (None, 0, False)}
+            settings = {key: value for key, value in card["recipe"].items() if value not in (None, 0, False, [])}
             rows.append(("recipe", ", ".join(f"{key} {value}" for key, value in settings.items())))
         body = "".join(f"| {name} | {value} |\n" for name, value in rows)
         inputs = "rows of numbers" if table else "images in [0, 1], [N, C, H, W],"

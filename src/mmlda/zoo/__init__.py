@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from mmlda._utils.checks import check_choice, invalid
-from mmlda._utils.files import parse_json
+from mmlda._utils.files import parse_json, read_json
 
 if TYPE_CHECKING:
     import torch
@@ -157,7 +157,7 @@ def load(source: str | Path, *, model: Any = None, device: torch.device | str | 
     Parameters
     ----------
     source
-        The name of a network that ships, or a folder written by `mmlda.save` or a training run.
+        The name of a network that ships, or a folder written by `mmlda.save`, a training run or `save_pretrained`.
     model
         A network that gets the weights: only for a backbone of your own, which its folder cannot describe.
     device
@@ -196,6 +196,9 @@ def load(source: str | Path, *, model: Any = None, device: torch.device | str | 
         raise _no_network(str(source))
     weights, header = read_tensors(path)
     config, data = (card["model"], card) if str(source) in names() else _described(header, path)
+    if model is None and config is None and (folder / "config.json").is_file():  # Hugging Face's layout
+        data = read_json(folder / "config.json")
+        config = {key: value for key, value in data.items() if key not in ("classes", "bounds")}
     if model is None and config is None:
         raise invalid("model", f"a network to put the weights into, as that in {path} has a custom backbone", None)
     network = restore(config, weights, path) if model is None else fill(model, weights, path)
