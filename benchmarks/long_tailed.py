@@ -1,16 +1,16 @@
 """CIFAR-100 and long-tailed CIFAR: softmax and MM-LDA, without and with the priors of the training set.
 
-    python benchmarks/long_tailed.py --holdout --data DATA --out runs/held --steps 6000       # chooses the settings
-    python benchmarks/long_tailed.py --chosen runs/held --data DATA --out runs/long-tailed    # the test set, once
+    python benchmarks/long_tailed.py --data DATA --out FILE --holdout --steps 6000    # chooses the settings
+    python benchmarks/long_tailed.py --data DATA --out FILE                           # the test set, once
 
-Networks are Resnet-32, `--together` of them trained at the same time on one GPU. Every trained network is one JSON
-file in `--out`; a rerun trains what is missing, and none is started after `--minutes`. "priors" means trained with the
+Networks are Resnet-32, `--together` of them trained at the same time on one GPU. FILE is JSON with a record per
+network; what it has is not trained again, and nothing is started after `--minutes`. "priors" means trained with the
 shares of the training set and measured with uniform priors. "adjusted" is the softmax network measured so without
 having been trained so. The long-tailed set is drawn with the seed of the network; the test set is balanced.
 
 `--holdout` holds 5,000 training images out, balanced, before the profile is applied to the others, so the training
-set is a tenth smaller. It trains every variant of each method with seed 0, at an imbalance of 100 alone; what
-`--chosen` finds best there by balanced accuracy is used for all imbalances.
+set is a tenth smaller. It trains every variant of each method with seed 0, at an imbalance of 100 alone; the best
+there by balanced accuracy is used for all imbalances.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import json
 import math
 import time
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ from typing import Any
 import torch
 
 import mmlda
-from mmlda._utils.files import read_json, write_json
+from mmlda._utils.files import write_json
 from mmlda.data import ImageData, holdout, load, long_tailed
 from mmlda.results.provenance import measured_on
 from mmlda.training.folder import Run
@@ -46,7 +47,7 @@ TASKS: dict[str, tuple[str, int, int]] = {  # dataset, imbalance, steps; the mos
 }
 BALANCED, LONG_TAILED = ("softmax", "mmlda-64", "mmlda-128"), ("softmax", "softmax-priors", "mmlda", "mmlda-priors")
 ADAMW = {"optimizer": "adam", "lr": 1e-3, "decoupled": True, "weight_decay": 0.5}
-VARIANTS: dict[str, dict[str, dict[str, Any]]] = {  # the first is the default
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "softmax": {
         "sgd-2e-4": {"weight_decay": 2e-4},
         "sgd-5e-4": {"weight_decay": 5e-4},
@@ -104,20 +105,19 @@ def units(args: argparse.Namespace) -> list[Unit]:
             for method in BALANCED if imbalance == 1 else LONG_TAILED:
                 if args.methods and method not in args.methods:
                     continue
-                names = variants(method) if args.holdout else [best(args.chosen, task, method)]
+                names = variants(method) if args.holdout else [best(args.out, task, method)]
                 found += [Unit(task, method, name, seed, args.steps or steps) for name in names]
     return found
 
 
-def best(folder: Path | None, task: str, method: str) -> str:
-    """The variant with the highest balanced accuracy on held-out images; the default without results."""
+def best(path: Path, task: str, method: str) -> str:
+    """The variant with the highest balanced accuracy on held-out images."""
     dataset, imbalance, _ = TASKS[task]
     selected = dataset if imbalance == 1 else f"{dataset}-lt-100"
-    paths = sorted(folder.glob(f"{selected}-{method}-*-seed0.json")) if folder else []
-    records = [record for path in paths if (record := read_json(path))["method"] == method]
-    if folder is not None and not records:
-        raise SystemExit(f"--chosen must have held-out results of {selected} and {method}, got none in {folder}")
-    return str(max(records, key=lambda r: r["balanced"])["variant"]) if records else variants(method)[0]
+    tried = [r for r in read(path) if (r["task"], r["method"], r["measured_on"]) == (selected, method, MEASURED[True])]
+    if not tried:
+        raise SystemExit(f"--out must have results of --holdout for {selected} and {method}, got none in {path}")
+    return str(max(tried, key=lambda record: record["balanced"])["variant"])
 
 
 @functools.cache
@@ -162,26 +162,30 @@ def measure(model: mmlda.Classifier, data: ImageData, train: ImageData, device: 
     return {"n": result.n, "accuracy": result.accuracy, "balanced": result.balanced, **groups}
 
 
+def read(path: Path) -> list[dict[str, Any]]:
+    return json.loads(path.read_text()) if path.is_file() else []  # type: ignore[no-any-return]
+
+
 def finished(unit: Unit, args: argparse.Namespace) -> bool:
-    """Whether the unit's record is there; exits if it is that of another measurement."""
-    path = args.out / f"{unit.name}.json"
-    if not path.is_file():
-        return False
-    record = read_json(path)
-    if (record["train_steps"], record["measured_on"]) != (unit.steps, MEASURED[args.holdout]):
-        what = f"{record['train_steps']} steps on {record['measured_on']}"
-        raise SystemExit(f"--out must be a folder without another measurement, got one of {what} in {path}")
-    return True
+    """Whether the file has the unit's record; exits if it is that of another length."""
+    key = unit.task, unit.method, unit.variant, unit.seed, MEASURED[args.holdout]
+    for record in read(args.out):
+        if key == tuple(record[name] for name in ("task", "method", "variant", "seed", "measured_on")):
+            if record["train_steps"] == unit.steps:
+                return True
+            what = f"{record['train_steps']} steps for {unit.name}"
+            raise SystemExit(f"--out must be a file without networks of another length, got {what} in {args.out}")
+    return False
 
 
 def train(group: Sequence[Unit], args: argparse.Namespace) -> None:
-    """Train networks at the same time, measure them and write their records."""
+    """Train networks at the same time, measure them and add their records to the file."""
     data = [sets(unit.task, unit.seed, args.holdout, args.data) for unit in group]
     runs = [prepare(unit, one) for unit, (one, _) in zip(group, data)]
     torch.compiler.reset()  # dynamo stops compiling a function after 8 versions of it
     begin = time.perf_counter()
     failures = together(runs, [one for one, _ in data], Options(device=args.device), show=args.show)
-    seconds = time.perf_counter() - begin
+    seconds, records = time.perf_counter() - begin, read(args.out)
     for n, (unit, run, (one, test)) in enumerate(zip(group, runs, data)):
         if n in failures:
             print(f"{unit.name}: {type(failures[n]).__name__}: {failures[n]}", flush=True)
@@ -197,11 +201,14 @@ def train(group: Sequence[Unit], args: argparse.Namespace) -> None:
             model.head.log_priors.copy_(one.priors.log())  # what its bias has learned
             record["adjusted"] = measure(model.with_priors(None), test, one, args.device)
         record |= {"model": settings_of(model), "recipe": dataclasses.asdict(run.recipe)}
+        record |= {"head_parameters": sum(p.numel() for p in model.head.parameters())}
+        record |= {"head_bytes": sum(t.nbytes for t in model.head.state_dict().values())}
         record |= {"seconds": seconds, "trained_together": len(group)}
         record["seconds_per_step"] = seconds / sum(other.steps for other in group)
-        write_json(args.out / f"{unit.name}.json", record | measured_on(args.device))
+        records.append(record | measured_on(args.device))
         adjusted = f", adjusted {record['adjusted']['balanced']:.2%}" if "adjusted" in record else ""
         print(f"{unit.name}: balanced {record['balanced']:.2%}{adjusted}", flush=True)
+    write_json(args.out, records)
 
 
 def settings_of(model: mmlda.Classifier) -> dict[str, Any]:
@@ -222,9 +229,8 @@ def names(kind: str, allowed: Sequence[str]) -> Any:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", help="folder of the datasets")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="JSON file of all records")
     parser.add_argument("--holdout", action="store_true", help="compare variants on held-out training images")
-    parser.add_argument("--chosen", type=Path, help="results of --holdout; without it, the first variant is used")
     methods = dict.fromkeys(BALANCED + LONG_TAILED)
     parser.add_argument("--only", type=names("--only", list(TASKS)), default=list(TASKS), help="tasks, with commas")
     parser.add_argument("--methods", type=names("--methods", list(methods)), help="methods, with commas (default: all)")
@@ -235,7 +241,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--show", action="store_true", help="show progress")
     args = parser.parse_args(argv)
-    args.out.mkdir(parents=True, exist_ok=True)
     begin, wanted = time.monotonic(), units(args)
     missing = [unit for unit in wanted if not finished(unit, args)]
     for start in range(0, len(missing), args.together):

@@ -147,10 +147,14 @@ def many_classes(name: str) -> str:
 
 def learning() -> str:
     """Test error with many classes, per task and head: the longest runs."""
-    records = [r for r in read("many-classes-learning-h200") if r["measured_on"] == "test images"]
-    tasks = {"strings-3": "strings of 3 digits", "strings-4": "strings of 4 digits", "cifar100": "CIFAR-100"}
+    strings = tested("many-classes-learning-h200")
+    balanced = {"softmax": "softmax", "mmlda-64": "mmlda"}  # methods of CIFAR-100, and their heads
+    cifar = [r for r in tested("long-tailed-h200") if r["task"] == "cifar100" and r["method"] in balanced]
+    records = strings + [r | {"head": balanced[r["method"]], "error": 1 - r["accuracy"]} for r in cifar]
+    tasks = {"strings-3": ("strings of 3 digits", 1_000), "strings-4": ("strings of 4 digits", 10_000)}
+    tasks["cifar100"] = ("CIFAR-100", 100)
     rows = []
-    for (task, what), (head, words) in itertools.product(tasks.items(), HEADS.items()):
+    for (task, (what, classes)), (head, words) in itertools.product(tasks.items(), HEADS.items()):
         found = [r for r in records if (r["task"], r["head"]) == (task, head)]
         runs = [r for r in found if r["train_steps"] == max(r["train_steps"] for r in found)]
         if not runs:
@@ -159,17 +163,23 @@ def learning() -> str:
         size = f"{one['head_parameters']:,}, {one['head_bytes'] / 1000:,.0f} kB"
         per_step = f"{1000 * statistics.fmean(r['seconds_per_step'] for r in runs):.2f} ms"
         error = f"{statistics.fmean(errors):.2f} ± {statistics.stdev(errors):.2f}"
-        rows.append([what, f"{one['num_classes']:,}", words, error, size, f"{one['train_steps']:,}", per_step])
-    first = records[0]
+        rows.append([what, f"{classes:,}", words, error, size, f"{one['train_steps']:,}", per_step])
+    first = strings[0]
     about = f"Resnet-32, 64 dimensions, seeds {', '.join(str(s) for s in sorted({r['seed'] for r in records}))}"
-    where = f"{first['device']}, {first['at_once']} networks at once, torch {first['versions']['torch']}"
+    together = " or ".join(str(n) for n in sorted({r.get("at_once") or r["trained_together"] for r in records}))
+    where = f"{first['device']}, {together} networks at once, torch {first['versions']['torch']}"
     text = table("images | classes | head | test error (%) | head's parameters, memory | steps | a step", rows)
     return f"{text}\n*{about}, ± the standard deviation; {where}; commit {first['commit']}.*\n"
 
 
-def long_tailed(folder: Path = PAGE.parent / "results" / "long-tailed") -> str:
+def tested(name: str) -> list[dict[str, Any]]:
+    """The records of a file that were measured on test images; none without the file."""
+    return [record for record in read(name) if record["measured_on"] == "test images"]
+
+
+def long_tailed() -> str:
     """Mean and standard deviation over seeds per method and set; empty without records."""
-    records = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    records = tested("long-tailed-h200")
     if not records:
         return ""
     names = {"cifar10": "CIFAR-10-LT", "cifar100": "CIFAR-100-LT"}
@@ -188,9 +198,8 @@ def long_tailed(folder: Path = PAGE.parent / "results" / "long-tailed") -> str:
     words = f"\nBalanced CIFAR-100: {balanced}. Published for Resnet-32, {sets}: {published}.\n"
     first, seeds = records[0], sorted({record["seed"] for record in records})
     about = [f"Resnet-32, seeds {', '.join(map(str, seeds))}, ± the standard deviation", first["device"]]
-    about.append(f"torch {first['versions']['torch']}")
-    if any((folder / "held").glob("*.json")):
-        about.append("settings chosen on held-out training images at an imbalance of 100")
+    about += [f"torch {first['versions']['torch']}", f"commit {first['commit']}"]
+    about.append("settings chosen on held-out training images at an imbalance of 100")
     text = table(" | ".join(["balanced test accuracy (%)", *tasks.values()]), rows)
     return f"{text}{words}\n*{'; '.join(about)}; `benchmarks/long_tailed.py`.*\n"
 

@@ -31,37 +31,42 @@ def bench(monkeypatch):
 
 def run(bench, out, *words):
     bench.main(["--out", str(out), "--device", "cpu", "--steps", "2", *words])
-    return {path.stem: json.loads(path.read_text()) for path in sorted(out.glob("*.json"))}
+    return json.loads(out.read_text()) if out.exists() else []
 
 
 def test_methods_are_measured_once_and_kept(bench, tmp_path, capsys):
-    words = ("--only", "cifar10-lt-10", "--seeds", "0", "--together", "4")
-    records = run(bench, tmp_path, *words)
-    assert sorted(record["method"] for record in records.values()) == sorted(bench.LONG_TAILED)
-    for record in records.values():
+    out, words = tmp_path / "all.json", ("--only", "cifar10-lt-100", "--seeds", "0", "--together", "16")
+    with pytest.raises(SystemExit, match="results of --holdout for cifar10-lt-100 and softmax"):
+        run(bench, out, *words)
+    held = run(bench, out, "--holdout", *words)
+    records = run(bench, out, *words)
+    assert records[:16] == held and {record["measured_on"] for record in held} == {"held-out training images"}
+    assert sorted(record["method"] for record in records[16:]) == sorted(bench.LONG_TAILED)
+    for record in records[16:]:
         assert record["n"] == 60 and record["measured_on"] == "test images" and record["train_steps"] == 2
-        assert record["train_images"] == 180 + 56 + 18 and record["few"] is not None
+        assert record["train_images"] == 180 + 18 + 1 and record["few"] is not None
         assert ("adjusted" in record) == (record["method"] == "softmax") and record["commit"] and record["device"]
-    changed = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    run(bench, tmp_path, *words)
-    assert changed == {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+        assert (record["head_parameters"] == 0) == record["method"].startswith("mmlda")
+    changed = out.stat().st_mtime_ns
+    run(bench, out, *words)
+    assert changed == out.stat().st_mtime_ns
     assert "4 of 4 networks" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="2 steps on test images"):
-        bench.main(["--out", str(tmp_path), "--device", "cpu", "--steps", "3", *words])
+    with pytest.raises(SystemExit, match="got 2 steps for cifar10-lt-100-softmax"):
+        bench.main(["--out", str(out), "--device", "cpu", "--steps", "3", *words])
 
 
 def test_held_out_images_choose_the_variant(bench, tmp_path):
-    held, words = tmp_path / "held", ("--only", "cifar100", "--methods", "mmlda-64", "--seeds", "0")
-    records = run(bench, held, "--holdout", *words)
-    assert {record["variant"] for record in records.values()} == {"adamw", "adamw-0.2", "adamw-C30"}
-    assert {record["n"] for record in records.values()} == {108}
-    assert {record["train_images"] for record in records.values()} == {432}
-    for path in held.iterdir():  # the best is the one that says so
-        record = json.loads(path.read_text())
-        path.write_text(json.dumps(record | {"balanced": 0.9 if record["variant"] == "adamw-C30" else 0.1}))
-    (final,) = run(bench, tmp_path / "full", "--chosen", str(held), *words).values()
+    out, words = tmp_path / "all.json", ("--only", "cifar100", "--methods", "mmlda-64", "--seeds", "0")
+    held = run(bench, out, "--holdout", *words)
+    assert {record["variant"] for record in held} == {"adamw", "adamw-0.2", "adamw-C30"}
+    assert {record["n"] for record in held} == {108}
+    assert {record["train_images"] for record in held} == {432}
+    for record in held:  # the best is the one that says so
+        record["balanced"] = 0.9 if record["variant"] == "adamw-C30" else 0.1
+    out.write_text(json.dumps(held))
+    assert run(bench, out, "--minutes", "-1", *words) == held
+    final = run(bench, out, *words)[-1]
     assert final["variant"] == "adamw-C30" and final["model"]["C"] == 30.0 and final["n"] == 60
-    assert not run(bench, tmp_path / "late", "--minutes", "-1", *words)
 
 
 def test_networks_with_priors_begin_where_those_without_do(bench):

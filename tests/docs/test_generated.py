@@ -1,7 +1,6 @@
 """The generated parts of the pages are up to date, and their scripts show what results say."""
 
 import importlib
-import json
 import re
 
 import from_results
@@ -162,15 +161,34 @@ def test_scikit_learns_classifiers_are_columns(monkeypatch):
     assert lines[3] == "| breast cancer | 95.0 ± 1.0, 0.5 s | 95.0 ± 1.0, 0.5 s |"
 
 
-def test_long_tailed_results_are_averaged_over_seeds(tmp_path):
-    assert make_benchmark_tables.long_tailed(tmp_path) == ""
-    about = {"device": "GPU", "versions": {"torch": "2"}, "task": "cifar10-lt-100"}
+def test_long_tailed_results_are_averaged_over_seeds(monkeypatch):
+    monkeypatch.setattr(make_benchmark_tables, "read", lambda name: {})
+    assert make_benchmark_tables.long_tailed() == ""
+    about = {"device": "GPU", "versions": {"torch": "2"}, "commit": "1", "task": "cifar10-lt-100"}
+    about["measured_on"] = "test images"
+    records = [about | {"method": "softmax", "measured_on": "held-out training images", "balanced": 0.1}]
     for seed, balanced in enumerate((0.7, 0.72, 0.71)):
         adjusted = {"adjusted": {"balanced": balanced + 0.05}}
-        record = {**about, "method": "softmax", "seed": seed, "balanced": balanced, **adjusted}
-        (tmp_path / f"{seed}.json").write_text(json.dumps(record))
-    (tmp_path / "4.json").write_text(json.dumps({**about, "method": "mmlda-priors", "seed": 0, "balanced": 0.78}))
-    lines = make_benchmark_tables.long_tailed(tmp_path).splitlines()
+        records.append({**about, "method": "softmax", "seed": seed, "balanced": balanced, **adjusted})
+    records.append({**about, "method": "mmlda-priors", "seed": 0, "balanced": 0.78})
+    monkeypatch.setattr(make_benchmark_tables, "read", lambda name: records)
+    lines = make_benchmark_tables.long_tailed().splitlines()
     assert lines[2].endswith("| – | – | 71.0 ± 1.0 | – | – | – |") and "| 76.0 ± 1.0 |" in lines[3]
     assert lines[6].startswith("| MM-LDA, priors in training |") and "| 78.0 |" in lines[6]
-    assert "seeds 0, 1, 2" in lines[-1] and "held-out" not in lines[-1]
+    assert "seeds 0, 1, 2" in lines[-1]
+
+
+def test_cifar_100_is_a_row_of_many_classes(monkeypatch):
+    about = {"device": "GPU", "versions": {"torch": "2"}, "commit": "1", "measured_on": "test images"}
+    about |= {"train_steps": 9, "head_parameters": 0, "head_bytes": 1000, "seconds_per_step": 0.002}
+    strings = [about | {"task": "strings-3", "head": "mmlda", "seed": n, "error": 0.02, "at_once": 3} for n in (0, 1)]
+    cifar = [
+        about | {"task": "cifar100", "method": method, "seed": n, "accuracy": accuracy, "trained_together": 8}
+        for n in (0, 1)
+        for method, accuracy in (("softmax", 0.7), ("mmlda-64", 0.69), ("mmlda-128", 0.5))
+    ]
+    found = {"many-classes-learning-h200": strings, "long-tailed-h200": cifar}
+    monkeypatch.setattr(make_benchmark_tables, "read", found.__getitem__)
+    lines = make_benchmark_tables.learning().splitlines()
+    assert lines[3] == "| CIFAR-100 | 100 | softmax | 30.00 ± 0.00 | 0, 1 kB | 9 | 2.00 ms |"
+    assert lines[4].startswith("| CIFAR-100 | 100 | MM-LDA | 31.00 ± 0.00 |") and "3 or 8 networks" in lines[-1]
