@@ -141,8 +141,8 @@ def many_classes(name: str) -> str:
         rows.append(cells)
     text = table("L | p | head | `nn.Linear` | `nn.Linear`, bfloat16", rows)
     threads = f", {found['threads']} thread{'s' * (found['threads'] > 1)}" if "cpu" in found["torch"] else ""
-    what = f"{found['device']}{threads}, torch {found['torch']}"
-    return f"{text}\n*Batch {found['batch']}; {what}; commit {found['commit']}.*\n"
+    what = f"{found['device']}{threads}, torch {found['torch']}; commit {found['commit']}"
+    return f"{text}\n*Batch {found['batch']}; random means where the optimiser would run; {what}.*\n"
 
 
 def learning() -> str:
@@ -167,7 +167,8 @@ def learning() -> str:
     first = strings[0]
     about = f"Resnet-32, 64 dimensions, seeds {', '.join(str(s) for s in sorted({r['seed'] for r in records}))}"
     together = " or ".join(str(n) for n in sorted({r.get("at_once") or r["trained_together"] for r in records}))
-    where = f"{first['device']}, {together} networks at once, torch {first['versions']['torch']}"
+    where = f"{first['device']}, {together} networks at once; times are per network"
+    where += f", torch {first['versions']['torch']}"
     text = table("images | classes | head | test error (%) | head's parameters, memory | steps | a step", rows)
     return f"{text}\n*{about}, ± the standard deviation; {where}; commit {first['commit']}.*\n"
 

@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmlda._utils.checks import check_count, check_positive, to_tensor
+from mmlda._utils.checks import check_count, check_positive, invalid, to_tensor
 from mmlda.theory.arguments import check_means, check_range
 from mmlda.theory.bounds import cosine_bound
 from mmlda.theory.codes import BinaryCode, ChirpCode, binary_code, chirp_code
 from mmlda.theory.optimiser import evaluations, largest_cosine, optimise
 
-_MOST = 10_000  # classes for the optimiser where there is no code: it needs [L, L] matrices
-_LEAST = 400  # evaluations that it must be able to make where there is one
+_MOST = 10_000  # classes for the optimiser: it needs [L, L] matrices
+_CHIRPS = 1 << 25  # entries of a matrix of chirps, which have no fast transform here
 
 
 def generate_opt_means(
@@ -114,20 +114,22 @@ def separated_means(
     C: float = 100.0,
     *,
     seed: int = 0,
+    seconds: float = 60.0,
     dtype: torch.dtype = torch.float64,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    r"""Means of squared norm C, for any number of classes, with the smallest known largest cosine.
+    r"""Means of squared norm C, for any number of classes, with the smallest largest cosine that is known here.
 
     - `L <= p + 1`: the simplex of `generate_opt_means`, cosine `-1 / (L - 1)`. Optimal.
     - `p + 2 <= L <= 2p`: pairs `+-e_i`, largest cosine exactly 0; for odd L three of the classes share an
       equilateral triangle instead, so that the means still sum to zero. Optimal (Rankin).
     - `p = 2`: the regular polygon, cosine `cos(2 pi / L)`. Optimal.
-    - otherwise the better of a code of `mmlda.theory.codes`, which takes no time, and an optimiser with several
-      starts, deterministic from `seed` and limited to about a minute. The optimiser wins while L is a small multiple of
-      p; it reaches the icosahedron, the 24-cell, E8's 240 roots and the solved cases of Tammes' problem. It is not
+    - otherwise the better of a code of `mmlda.theory.codes`, which takes less than a second, and an optimiser with
+      several starts, deterministic from `seed` and limited by `seconds`. The optimiser wins while L is a small multiple
+      of p; it reaches the icosahedron, the 24-cell, E8's 240 roots and the solved cases of Tammes' problem. It is not
       run where the code is near the bound (1.5 times, in 27 dimensions and more; 1.4 times for a punctured code), or
-      where a minute is too short for it (`L^2 (p + 64)` above 7.5e8).
+      where the time is too short for it: then it could be better by 4% (3,000 means in 128 dimensions: 0.120 against
+      the code's 0.125).
 
     `arrange_means` also returns the construction and the bound.
 
@@ -141,6 +143,9 @@ def separated_means(
         Squared norm of each mean, > 0.
     seed
         Seed of the optimiser.
+    seconds
+        Budget of the optimiser, as work that takes one core about so long: the result depends on it, but not on the
+        machine. With 0 the means are a code, or none.
     dtype, device
         Of the result (default: float64 on the CPU).
 
@@ -152,7 +157,8 @@ def separated_means(
     Raises
     ------
     ValueError
-        If p dimensions are too few for so many classes, or if `dtype` cannot hold sqrt(C).
+        If p dimensions are too few for so many classes, or a code is needed and there is none, or if `dtype` cannot
+        hold sqrt(C).
 
     Examples
     --------
@@ -160,7 +166,7 @@ def separated_means(
     >>> mu.shape, max_cosine(mu), cosine_bound(100, 64)
     (torch.Size([100, 64]), 0.0, 0.0)
     """
-    return arrange_means(num_classes, dim, C, seed=seed, dtype=dtype, device=device).means
+    return arrange_means(num_classes, dim, C, seed=seed, seconds=seconds, dtype=dtype, device=device).means
 
 
 def arrange_means(
@@ -169,6 +175,7 @@ def arrange_means(
     C: float = 100.0,
     *,
     seed: int = 0,
+    seconds: float = 60.0,
     dtype: torch.dtype = torch.float64,
     device: torch.device | str | None = None,
 ) -> Arrangement:
@@ -176,7 +183,7 @@ def arrange_means(
 
     Parameters
     ----------
-    num_classes, dim, C, seed, dtype, device
+    num_classes, dim, C, seed, seconds, dtype, device
         As in `separated_means`.
 
     Returns
@@ -196,6 +203,8 @@ def arrange_means(
     """
     L, p, C = check_count("num_classes", num_classes, 2), check_count("dim", dim, 1), check_positive("C", C)
     check_count("seed", seed, 0)
+    if isinstance(seconds, str) or not 0 <= seconds < math.inf:
+        raise invalid("seconds", "a finite number >= 0", seconds)
     if p == 1 and L > 2:
         raise ValueError(f"num_classes must be at most 2 when dim is 1: a line has two directions, got {L}")
     bound = cosine_bound(L, p)
@@ -208,35 +217,45 @@ def arrange_means(
         angle = torch.arange(L, dtype=torch.float64, device="cpu") * (2 * math.pi / L)
         name, cosine, mu = "polygon", bound, scale * torch.stack([angle.cos(), angle.sin()], 1)
     else:
-        name, cosine, mu = _best(L, p, seed, scale, dtype)
+        name, cosine, mu = _best(L, p, seed, seconds, scale, dtype)
     return Arrangement(mu.to(device=device, dtype=dtype), name, cosine, bound)
 
 
-def settled_code(L: int, p: int) -> BinaryCode | ChirpCode | None:
+def settled_code(L: int, p: int, seconds: float = 60.0) -> BinaryCode | ChirpCode | None:
     """The code of `separated_means` where that is clear without the optimiser; None otherwise."""
     code = _code(L, p) if p > 2 and L > 2 * p else None
-    if code is None:
-        return None
-    # The optimiser reaches 1.2 times the bound in 8 dimensions, 1.35 times in 16 and 1.5 or more in 32 and beyond; 1.45
-    # for the larger L of punctured codes.
+    if code is None or L > _MOST:
+        return code
+    # The optimiser reaches 1.2 times the bound in 8 dimensions, 1.35 times in 16 and 1.5 or more in 32 and beyond; less
+    # for L above 32 p, and 1.45 for the larger L of punctured codes.
+    steep = 0.25 if L > 32 * p else 0.3
     punctured = isinstance(code, BinaryCode) and code.dropped > 0
-    near = 1 + min(0.4 if punctured else 0.5, 0.3 * p / 16, 0.3 * (p / 16) ** 2)
-    # Beyond 1/2, which only punctured codes reach, it won at every size tried, with few evaluations too.
-    asked = evaluations(L, p) >= _LEAST or (code.max_cosine > 0.5 and L <= _MOST)
-    return None if asked and code.max_cosine > near * cosine_bound(L, p) + 1e-9 else code
+    near = 1 + min(0.4 if punctured else 0.5, steep * p / 16, steep * (p / 16) ** 2)
+    # A poor code loses to it even with few evaluations, a good one does not.
+    least = 1 if code.max_cosine >= 0.5 else 120 if code.max_cosine >= 0.2 else 400
+    beaten = evaluations(L, p, seconds) >= least and code.max_cosine > near * cosine_bound(L, p) + 1e-9
+    return None if beaten else code
 
 
 def _code(L: int, p: int) -> BinaryCode | ChirpCode | None:
-    codes = [binary_code(L, p), chirp_code(L, p) if L * p <= 1 << 24 else None]  # chirps have no fast transform here
-    return min((code for code in codes if code is not None), key=lambda code: code.max_cosine, default=None)
+    codes = [binary_code(L, p), chirp_code(L, p) if L * p <= _CHIRPS else None]
+    best = min((code for code in codes if code is not None), key=lambda code: code.max_cosine, default=None)
+    return best if best is not None and best.max_cosine < _random_cosine(L, p) else None
 
 
-def _best(L: int, p: int, seed: int, scale: float, dtype: torch.dtype) -> tuple[str, float, Tensor]:
+def _random_cosine(L: int, p: int) -> float:
+    """Median of the largest cosine between L random directions, taking the pairs as independent."""
+    from scipy.special import betaincinv
+
+    return math.sqrt(1 - betaincinv((p - 1) / 2, 0.5, min(1.0, 4 * math.log(2) / L / (L - 1))))
+
+
+def _best(L: int, p: int, seed: int, seconds: float, scale: float, dtype: torch.dtype) -> tuple[str, float, Tensor]:
     """Construction, largest cosine and means of norm `scale` where 2p < L: a code or the optimiser's."""
-    code = settled_code(L, p)
+    code = settled_code(L, p, seconds)
     if code is None:
         code = _code(L, p)
-        if L > _MOST:
+        if L > _MOST or (code is None and not evaluations(L, p, seconds)):
             least = next(d for d in itertools.count(p + 1) if _code(L, d) is not None)
             raise ValueError(f"dim must be at least {least} for {L} classes, got {p}")
         from threadpoolctl import threadpool_limits
@@ -244,7 +263,7 @@ def _best(L: int, p: int, seed: int, scale: float, dtype: torch.dtype) -> tuple[
         # One thread fixes the order of the sums, so a seed gives the same means on any number of cores. For such
         # small matrices it is also faster.
         with threadpool_limits(limits=1, user_api="blas"):
-            found = optimise(L, p, seed, cosine_bound(L, p))
+            found = optimise(L, p, seed, cosine_bound(L, p), seconds)
             cosine = largest_cosine(found)
         if code is None or cosine < code.max_cosine:
             return "optimised", cosine, torch.from_numpy(scale * found)

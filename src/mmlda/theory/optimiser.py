@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 _SHARP = 1024.0
-_WORK = 3e11  # about a minute; counted and not timed, so that a seed gives the same means on every machine
+_WORK = 5e9  # per second; counted and not timed, so that a seed gives the same means on every machine
 
 
-def optimise(L: int, p: int, seed: int, bound: float) -> np.ndarray:
-    """Unit vectors `[L, p]` with a small largest cosine: the best of several starts, in about a minute at most.
+def optimise(L: int, p: int, seed: int, bound: float, seconds: float = 60.0) -> np.ndarray:
+    """Unit vectors `[L, p]` with a small largest cosine: the best of several starts, in about `seconds` at most.
 
     Each start anneals a soft maximum to sharpness 1024 and is then polished to the exact minimax. Starts
     differ in where the annealing begins: soft ones find the symmetric codes (E8), sharp ones those that are
@@ -21,7 +21,7 @@ def optimise(L: int, p: int, seed: int, bound: float) -> np.ndarray:
     small = work <= 5_000
     starts = 64 if work <= 1_000 else min(32, max(2, 100_000 // work))
     steps = min(300, max(40, 200_000_000 // work))  # of L-BFGS, in each call
-    budget = _Budget(evaluations(L, p))
+    budget = _Budget(evaluations(L, p, seconds))
     short = budget.left < 15 * steps  # nine levels and the polish do not fit
     if short:
         starts, steps = 1, budget.left // 5
@@ -29,7 +29,7 @@ def optimise(L: int, p: int, seed: int, bound: float) -> np.ndarray:
     best, best_cosine = np.empty((L, p)), math.inf
     seen = set()
     for start in range(starts):
-        U = _unit(rng.standard_normal((L, p)))
+        U = _spiral(L) if p == 3 and short else _unit(rng.standard_normal((L, p)))
         sharpness = (4.0, 16.0, 64.0)[start] if start < 3 else (512.0, 64.0, 512.0)[start % 3]
         sharpness = 32.0 if short else sharpness
         while sharpness <= _SHARP:
@@ -46,9 +46,9 @@ def optimise(L: int, p: int, seed: int, bound: float) -> np.ndarray:
     return best
 
 
-def evaluations(L: int, p: int) -> int:
+def evaluations(L: int, p: int, seconds: float = 60.0) -> int:
     """Evaluations of the loss that fit into the budget; below a few hundred the result is poor."""
-    return int(_WORK / (L * L * (p + 64)))  # 64: the exponentials
+    return int(seconds * _WORK / (L * L * (p + 64)))  # 64: the exponentials
 
 
 @dataclass
@@ -110,6 +110,14 @@ def _descend(U: np.ndarray, log_weight: np.ndarray, sharpness: float, steps: int
     found = minimize(loss, U.ravel(), jac=True, method="L-BFGS-B", options=options)
     budget.left = max(0, budget.left - found.nfev)
     return _unit(found.x.reshape(U.shape))
+
+
+def _spiral(L: int) -> np.ndarray:
+    """The Fibonacci spiral: L points on a sphere, each with the same area around it."""
+    height = 1 - (2 * np.arange(L) + 1) / L
+    angle = np.arange(L) * math.pi * (3 - math.sqrt(5))
+    radius = np.sqrt(1 - height**2)
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle), height], 1)
 
 
 def _unit(x: np.ndarray) -> np.ndarray:
