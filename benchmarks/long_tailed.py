@@ -145,7 +145,7 @@ def prepare(unit: Unit, train: ImageData) -> Run:
         config |= {"C": settings.pop("C", 100.0), "dim": int(dim) if dim.isdigit() else settings.pop("dim", 64)}
     model = mmlda.models.build(config, seed=unit.seed)
     if unit.priors:
-        model = model.with_priors(train.priors)  # for softmax this moves the bias, which learns on from there
+        model = model.with_priors(train.priors)
     recipe = mmlda.Recipe(
         steps=unit.steps, schedule="cosine", warmup=unit.steps // 40, pad=4, flip=True, seed=unit.seed, **settings
     )
@@ -198,8 +198,8 @@ def train(group: Sequence[Unit], args: argparse.Namespace) -> None:
         record["measured_on"] = MEASURED[args.holdout]
         record |= measure(model.with_priors(None) if unit.priors else model, test, one, args.device)
         if unit.method == "softmax" and imbalance != 1:
-            model.head.log_priors.copy_(one.priors.log())  # what its bias has learned
-            record["adjusted"] = measure(model.with_priors(None), test, one, args.device)
+            adjusted = model.with_priors(None, old=one.priors)
+            record["adjusted"] = measure(adjusted, test, one, args.device)
         record |= {"model": settings_of(model), "recipe": dataclasses.asdict(run.recipe)}
         record |= {"head_parameters": sum(p.numel() for p in model.head.parameters())}
         record |= {"head_bytes": sum(t.nbytes for t in model.head.state_dict().values())}

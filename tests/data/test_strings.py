@@ -35,6 +35,24 @@ def test_classes_are_balanced_and_images_vary(digits):
     assert len(digit_strings(digits[0], length=4)) == 10_000  # at least one per class
 
 
+def test_fewer_strings_than_classes_begin_with_every_digit(digits):
+    few, fewer, other = (digit_strings(digits[0], 4, n, seed) for n, seed in ((2000, 0), (500, 0), (2000, 1)))
+    assert few.counts.max() == 1
+    assert (torch.bincount(few.labels // 1000, minlength=10) > 150).all()
+    assert (torch.bincount(digits[0].labels[few.parts].flatten(), minlength=10) > 600).all()
+    assert set(fewer.labels.tolist()) < set(few.labels.tolist()) != set(other.labels.tolist())
+    for strings in (few, fewer):
+        names = ["".join(map(str, row)) for row in digits[0].labels[strings.parts].tolist()]
+        assert names == [strings.classes[label] for label in strings.labels.tolist()]
+
+
+def test_strings_of_all_classes_are_those_of_committed_results(digits):
+    strings = digit_strings(digits[0], 2, n=250, seed=3)
+    assert strings.labels.tolist() == [i % 100 for i in range(250)]
+    assert strings.parts[:2].tolist() == [[100, 308], [1087, 858]]
+    assert strings.digest()[:16] == "9b226d6ecba77f71"
+
+
 def test_train_and_test_share_no_image(digits):
     train, test = (digit_strings(part, length=2) for part in digits)
     assert train.images is digits[0].images and test.images is digits[1].images  # no copies

@@ -61,6 +61,18 @@ def test_long_tailed_images_follow_the_seed():
         long_tailed(train, 0.5)
 
 
+def test_a_long_tail_leaves_every_class_an_image_and_small_classes_whole():
+    counts = long_tailed(made_up((20, 40, 6)), imbalance=4).counts.tolist()
+    assert counts == [20, 20, 6]  # of at most 40, 20 and 10
+    for imbalance, message in (
+        (1000, r"small enough to leave an image of each class \(the largest has 40\), got 1000"),
+        ("100", "a finite number > 0, got '100'"),
+        (float("inf"), "a finite number > 0, got inf"),
+    ):
+        with pytest.raises(ValueError, match=f"imbalance must be {message}"):
+            long_tailed(made_up((20, 40, 6)), imbalance)
+
+
 @pytest.mark.parametrize(
     "take",
     [

@@ -131,6 +131,31 @@ def test_a_loader_is_read_batch_by_batch(images):
     assert found == mmlda.accuracy(model, (x / 255, y)) and found.n == 70 and 0 < found.accuracy < 1
 
 
+@pytest.mark.parametrize("kind", ["classifier", "swapped", "followed"])
+def test_many_classes_are_predicted_without_their_logits(digits, monkeypatch, kind):
+    L, data = 20_000, digits[1].subset(slice(60))
+    torch.manual_seed(0)
+    if kind == "classifier":
+        net = build({"backbone": "conv_net", "num_classes": L, "dim": 64}, seed=0)
+    else:
+        net = mmlda.swap_head(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), num_classes=L, dim=64)
+        net = nn.Sequential(net, nn.Hardtanh()) if kind == "followed" else net
+    head = next(module for module in net.modules() if isinstance(module, mmlda.MaxMahalanobisHead))
+    x = data.pixels()
+    y = net.eval()(x).argmax(1)
+    y[::3] = (y[::3] + 1) % L
+    sizes, forward = [], head._logits
+    monkeypatch.setattr(head, "_logits", lambda z: sizes.append(len(z)) or forward(z))
+    for images in ((x, y), DataLoader(TensorDataset(x, y), batch_size=32)):
+        found = accuracy(net, images)
+        assert found.accuracy == pytest.approx(2 / 3) and repr(found) == repr(accuracy(lambda x: net(x), images))
+    sizes.clear()
+    assert torch.equal(predictions(net, data, batch_size=30), net(x).argmax(1))
+    assert (30 in sizes) == (kind == "followed")
+    with pytest.raises(ValueError, match=r"^model must return logits \[60, 20001\] .*, got \[60, 20000\]"):
+        accuracy(net, ImageData(x, y, tuple(map(str, range(L + 1)))))
+
+
 def test_class_names_of_a_loader_are_matched_with_those_of_the_network():
     class Named(torch.utils.data.TensorDataset):
         classes = ("bee", "cat")

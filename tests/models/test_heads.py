@@ -178,7 +178,8 @@ def test_softmax_head_dtypes():
     z = features(dtype=torch.bfloat16)
     assert head(features(dtype=F64)).dtype == F64 and head(z).dtype == torch.float32
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        logits = head(features())
+        assert head(features()).dtype == torch.float32
+        logits = head.with_priors(None)(features())
     assert logits.dtype == torch.float32
     assert torch.equal(logits, logits.bfloat16().float())  # the matmul ran in bfloat16
     half = copy.deepcopy(head).half()
@@ -195,21 +196,38 @@ def test_softmax_head_round_trips():
     assert torch.equal(copy.deepcopy(head)(z), head(z)) and torch.equal(pickle.loads(pickle.dumps(head))(z), head(z))
 
 
-def test_softmax_head_takes_old_priors_out_and_new_ones_in():
-    """On Gaussian classes the right W and b are known: after with_priors they are those of the new shares."""
-    pi, new = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.1, 0.1, 0.8])
+def gaussian_heads(pi, learned=None):
+    """A MaxMahalanobisHead with priors pi, and a SoftmaxHead with the same means that has learned some priors."""
     mm = MaxMahalanobisHead(num_classes=3, dim=4, C=2.0, priors=pi)
-    head = SoftmaxHead(num_classes=3, dim=4, priors=pi)
+    head = SoftmaxHead(num_classes=3, dim=4, priors=pi if learned is None else None)
     with torch.no_grad():
         head.weight.copy_(mm.means)
-        head.bias.copy_(mm.log_priors)
+        head.bias.copy_(torch.zeros(3) if learned is None else learned.log())
+    return mm, head
+
+
+def test_softmax_head_has_priors_beside_what_it_learns():
+    pi, new = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.1, 0.1, 0.8])
+    mm, head = gaussian_heads(pi)
     z = features(dim=4)
     moved = head.with_priors(new)
-    assert moved.weight is head.weight and isinstance(moved, SoftmaxHead)
-    torch.testing.assert_close(moved(z), mm.with_priors(new)(z))
-    torch.testing.assert_close(head(z), mm(z))
+    assert moved.weight is head.weight and moved.bias is head.bias and isinstance(moved, SoftmaxHead)
+    torch.testing.assert_close(moved(z).softmax(1), mm.with_priors(new)(z).softmax(1))
+    torch.testing.assert_close(head(z).softmax(1), mm(z).softmax(1))
     torch.testing.assert_close(moved.with_priors(pi)(z), head(z))
-    torch.testing.assert_close(moved.with_priors(None)(z).softmax(1), mm.with_priors(None)(z).softmax(1))
+    assert torch.equal(moved.with_priors(None)(z), F.linear(z, head.weight, head.bias))
     labels = torch.tensor([0, 1, 2, 2])
     torch.testing.assert_close(head.with_priors("empirical", labels=labels).priors, torch.tensor([0.25, 0.25, 0.5]))
     assert len(list(moved.parameters())) == 2 and repr(moved) == repr(head)
+    assert (head.with_priors([0.5, 0.5, 0.0])(z)[:, 2] == -math.inf).all()
+    torch.testing.assert_close(copy.deepcopy(head).double()(z.double()).float(), head(z))
+
+
+def test_priors_that_training_has_learned_are_taken_out():
+    pi, new, z = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.1, 0.1, 0.8]), features(dim=4)
+    mm, head = gaussian_heads(pi, learned=pi)
+    for priors in (None, new):
+        adjusted = head.with_priors(priors, old=pi)
+        torch.testing.assert_close(adjusted(z).softmax(1), mm.with_priors(priors)(z).softmax(1))
+    torch.testing.assert_close(mm.with_priors(None, old=pi).priors, torch.full((3,), 1 / 3))  # as its priors were pi
+    torch.testing.assert_close(mm.with_priors(None).with_priors(pi, old=[1 / 3] * 3)(z), mm(z))

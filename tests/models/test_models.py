@@ -198,6 +198,14 @@ def test_swap_head_on_a_network_with_a_latent_layer_and_a_head_changes_both(kind
     assert new.backbone is not own.backbone
 
 
+def test_swap_head_needs_a_dimension_for_many_classes():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(8, 10))
+    for L in (8193, 100_000):
+        with pytest.raises(ValueError, match=f"^dim must be given for {L} classes, such as 512, got None$"):
+            swap_head(net, num_classes=L)
+    assert swap_head(net, num_classes=100_000, dim=512)(torch.rand(2, 8)).shape == (2, 100_000)
+
+
 def test_swap_head_refuses_what_could_not_run():
     with pytest.raises(ValueError, match=r"layer must have a size, got the LazyLinear '1': run one batch"):
         swap_head(nn.Sequential(nn.Flatten(), nn.LazyLinear(5)), num_classes=5)

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from head_cases import F64, features
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -42,7 +43,7 @@ SIZES = [
     (4224, 64),
     (5000, 64),
     (3000, 61),
-    (2601, 51),
+    (3000, 62),
 ]
 SMALL = (281, 20)
 
@@ -144,6 +145,58 @@ def test_a_second_derivative_is_refused():
     (gradient,) = torch.autograd.grad(head.loss(z, torch.tensor([0, 1])), z, create_graph=True)
     with pytest.raises(RuntimeError, match="differentiated once"):
         gradient.sum().backward()
+
+
+def test_forward_mode_and_torch_func():
+    head = make(*SMALL, C=1.0).double()
+    z, t, y = features(3, 20, F64), features(3, 20, F64, seed=1), torch.tensor([0, 150, 280])
+    streamed, plain = (lambda z, head=head: head.loss(z, y) for head in (head, matrix(head)))
+    expected = torch.func.jvp(plain, (z,), (t,))[1]
+    assert abs(expected) > 0.1
+    torch.testing.assert_close(torch.func.jvp(streamed, (z,), (t,))[1], expected)
+    compiled = torch.compile(lambda z, t: torch.func.jvp(streamed, (z,), (t,))[1], backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(z, t), expected)
+    with forward_ad.dual_level():
+        loss = streamed(forward_ad.make_dual(z, t))
+        torch.testing.assert_close(forward_ad.unpack_dual(loss).tangent, expected)
+    for transform in (torch.func.grad, torch.func.hessian):
+        torch.testing.assert_close(transform(streamed)(z), transform(plain)(z))
+    each = torch.func.vmap(torch.func.grad(lambda z, y: head.loss(z[None], y[None])))(z, y)
+    torch.testing.assert_close(each.mean(0), torch.func.grad(plain)(z).sum(0))
+
+
+@pytest.mark.parametrize(("L", "p"), [SMALL, (288, 16)])
+def test_where_all_logits_are_equal_only_class_0_is_right(L, p):
+    head, y = make(L, p), torch.arange(L)
+    z = torch.zeros(L, p)
+    assert torch.equal(head.loss_and_hits(z, y)[1], head(z).argmax(1) == y)
+    assert torch.equal(head.predict(z), head(z).argmax(1))
+
+
+def test_what_is_no_class_has_no_loss():
+    head = make(*SMALL)
+    y = torch.tensor([-(10**12), -100, -1, 0, 280, 281, 10**12])
+    known = torch.tensor([False, False, False, True, True, False, False])
+    z = features(7, 20).requires_grad_()
+    compiled = torch.compile(lambda z, y: head.loss_and_hits(z, y), backend="aot_eager", fullgraph=True)
+    losses, hits = compiled(z, y)
+    (gradient,) = torch.autograd.grad(losses.sum(), z)
+    assert torch.equal(losses.isnan(), ~known) and torch.equal(gradient.isnan().any(1), ~known)
+    torch.testing.assert_close(losses[known], head.loss(z[known], y[known], reduction="none"))
+    assert not hits[~known].any()
+    soft = torch.compile(lambda z, y: head.loss(z, y, "soft", "none"), backend="aot_eager", fullgraph=True)
+    assert torch.equal(soft(z, y).isnan(), ~known)
+
+
+def test_class_means_refuse_what_is_no_class():
+    head = make(*SMALL)
+    for each in (head, matrix(head)):
+        for wrong in (-1, 281, 10**9):
+            with pytest.raises(ValueError, match=f"^classes must be classes from 0 to 280, got {wrong}$"):
+                each.class_means(torch.tensor([0, wrong]))
+        for wrong, got in ((3, "int"), (torch.tensor(3), r"torch.int64 \[\]"), (torch.ones(281) > 0, "torch.bool.*")):
+            with pytest.raises(ValueError, match=rf"^classes must be int64 \[n\], got {got}$"):
+                each.class_means(wrong)
 
 
 def test_many_blocks_and_extreme_features():
@@ -327,6 +380,10 @@ def test_on_cuda(L, p, priors):
     torch.testing.assert_close(slope, want, rtol=1e-4, atol=1e-5)
     assert (hits == (head(z).argmax(1) == y)).float().mean() > 0.99  # rounding may decide
     assert torch.equal(head.predict(z), head(z).argmax(1))
+    nowhere = torch.where(y % 2 == 0, -1 - y, L + y)
+    assert head.loss_and_hits(z, nowhere)[0].isnan().all() and head.class_means(nowhere).isnan().any(1).all()
+    if priors is None:
+        assert torch.equal(head.loss_and_hits(0 * z, y)[1], y == 0)
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs TRITON_INTERPRET=1 and triton")

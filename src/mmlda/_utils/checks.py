@@ -65,7 +65,7 @@ def check_positive(name: str, value: Any) -> float:
     return number
 
 
-def check_priors(priors: Any, num_classes: int, *, positive: bool = False) -> Tensor:
+def check_priors(priors: Any, num_classes: int, *, name: str = "priors", positive: bool = False) -> Tensor:
     """Class priors as a float64 tensor `[L]`: `None` is uniform; they must be >= 0 and sum to 1 (to 1e-6).
 
     With `positive`, a prior of 0 is rejected too (its logarithm is -inf).
@@ -75,14 +75,14 @@ def check_priors(priors: Any, num_classes: int, *, positive: bool = False) -> Te
 
     if priors is None:
         return torch.full((num_classes,), 1.0 / num_classes, dtype=torch.float64, device="cpu")
-    pi = to_tensor("priors", priors)
+    pi = to_tensor(name, priors)
     if pi.shape != (num_classes,):
-        raise ValueError(f"priors must have shape [{num_classes}], one per class, got {list(pi.shape)}")
+        raise ValueError(f"{name} must have shape [{num_classes}], one per class, got {list(pi.shape)}")
     lowest, total = pi.min().item(), pi.sum().item()
     if not (lowest > 0 if positive else lowest >= 0):
-        raise ValueError(f"priors must be {'> 0' if positive else '>= 0'}, got {lowest} for class {pi.argmin()}")
+        raise ValueError(f"{name} must be {'> 0' if positive else '>= 0'}, got {lowest} for class {pi.argmin()}")
     if abs(total - 1.0) > 1e-6:
-        raise ValueError(f"priors must sum to 1, got a sum of {total}")
+        raise ValueError(f"{name} must sum to 1, got a sum of {total}")
     return pi / total
 
 

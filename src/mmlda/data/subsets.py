@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmlda._utils.checks import check_count, invalid
+from mmlda._utils.checks import check_count, check_positive, invalid
 from mmlda.data.convert import as_images
 from mmlda.data.images import ImageData, gather
 
@@ -250,18 +250,19 @@ def biased(data: Any, alpha: Tensor | np.ndarray | Sequence[float], seed: int = 
 
 
 def long_tailed(data: Any, imbalance: float = 100.0, seed: int = 0) -> ImageData:
-    """Take a long-tailed subset: class k keeps n_max / imbalance^(k / (L - 1)) images, rounded down.
+    """Take a long-tailed subset: class k keeps at most n / imbalance^(k / (L - 1)) images, rounded down.
 
-    This is the exponential profile of Cao et al. (2019): of CIFAR-10 it keeps 12,406 training images at an imbalance of
-    100, of CIFAR-100 10,847. Class 0 keeps all its images and the last class has 1 / imbalance of that. Train with
-    the priors of this set and predict with uniform ones (`Classifier.with_priors`); leave the test set balanced.
+    n is the size of the largest class; a class that has fewer images than its share keeps them all. This is the
+    exponential profile of Cao et al. (2019): of CIFAR-10 it keeps 12,406 training images at an imbalance of 100, of
+    CIFAR-100 10,847. Train with the priors of this set and predict with uniform ones (`Classifier.with_priors`); leave
+    the test set balanced.
 
     Parameters
     ----------
     data
         The training set: anything `mmlda.data.as_images` takes.
     imbalance
-        The size of the largest class over that of the smallest, at least 1.
+        The ratio of what class 0 and the last class keep at most, at least 1.
     seed
         Selects the images.
 
@@ -273,7 +274,7 @@ def long_tailed(data: Any, imbalance: float = 100.0, seed: int = 0) -> ImageData
     Raises
     ------
     ValueError
-        If `imbalance` is less than 1.
+        If `imbalance` is less than 1, or so large that a class would keep no image.
 
     Examples
     --------
@@ -282,10 +283,13 @@ def long_tailed(data: Any, imbalance: float = 100.0, seed: int = 0) -> ImageData
     [142, 113, 87, 67, 52, 40, 31, 24, 18, 14]
     """
     data = as_images(data)
-    if not 1 <= imbalance < math.inf:
+    if check_positive("imbalance", imbalance) < 1:
         raise invalid("imbalance", "a number >= 1", imbalance)
     counts, L = data.counts.cpu().numpy(), data.num_classes
     wanted = [int(counts.max() * (1 / imbalance) ** (k / max(L - 1, 1))) for k in range(L)]
+    if wanted[-1] < 1:
+        expected = f"small enough to leave an image of each class (the largest has {counts.max()})"
+        raise invalid("imbalance", expected, imbalance)
     order, y = np.argsort(_uniform(len(data), seed), kind="stable"), data.labels.cpu().numpy()
     kept = np.zeros(len(y), bool)
     for k, n in enumerate(wanted):
@@ -297,8 +301,11 @@ def digit_strings(data: Any, length: int = 3, n: int | None = None, seed: int = 
     """Put images side by side, with one class per string: 1,000 classes from MNIST's digits at length 3.
 
     The strings refer to the images of `data` and are assembled on its device when they are used, so they need hardly
-    any memory. Each class has the same number of strings, give or take one, made of random images of its digits. Make
-    the test strings from the test set, so that no image is in both.
+    any memory. Each class has the same number of strings, give or take one, made of random images of its digits. Fewer
+    strings than classes are of random classes; with the same seed, fewer strings have some of the classes of more.
+
+    Two strings may share an image. Make the test strings from the test set, and hold images out (`holdout`) before you
+    make strings of them, not strings of all images.
 
     Parameters
     ----------
@@ -309,7 +316,7 @@ def digit_strings(data: Any, length: int = 3, n: int | None = None, seed: int = 
     n
         How many strings (default: as many as `data` has images, at least one per class).
     seed
-        Selects the images.
+        Selects the images, and the classes where `n` is too small for all.
 
     Returns
     -------
@@ -336,12 +343,16 @@ def digit_strings(data: Any, length: int = 3, n: int | None = None, seed: int = 
         raise invalid("length", f"such that {L}^length is at most 1,000,000", length)
     if not bool((data.counts > 0).all()):
         raise ValueError("data must have an image of each class, got a class without one")
-    n = max(len(data), L**length) if n is None else check_count("n", n, 1)
-    label = np.arange(n) % L**length
+    count = L**length
+    n = max(len(data), count) if n is None else check_count("n", n, 1)
+    label = np.arange(n) % count
+    draws = _uniform(n * length + count * (n < count), seed)
+    if n < count:  # some of the classes
+        label, draws = np.argsort(draws[:count], kind="stable")[:n], draws[count:]
     order, counts = np.argsort(data.labels.cpu().numpy(), kind="stable"), data.counts.cpu().numpy()
     start = np.cumsum(counts) - counts
     digits = label[:, None] // L ** np.arange(length)[::-1] % L  # [n, length]
-    within = (_uniform(n * length, seed).reshape(n, length) * counts[digits]).astype(np.int64)
+    within = (draws.reshape(n, length) * counts[digits]).astype(np.int64)
     names = tuple("".join(letters) for letters in itertools.product(data.classes, repeat=length))
     return replace(
         data,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from mmlda._utils.checks import check_count
@@ -17,6 +19,8 @@ from mmlda.attacks.surface import PASSES, first_answer, is_random
 from mmlda.data import CLASSES, ImageData, images_for, load
 from mmlda.data.alignment import from_one
 from mmlda.data.loaders import batches_for, sample_for
+from mmlda.models import Classifier
+from mmlda.models.swap import structured_end
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,8 @@ def accuracy(
 
     Warns if the model is random (two passes over the same images differ, as with dropout left on): its predictions are
     then those of the mean probabilities of 16 passes, as under attack.
+
+    With a head of many classes the logits `[N, L]` of a batch are never stored, unless the model is random.
 
     Parameters
     ----------
@@ -158,7 +164,8 @@ def answers(
     """The logits of every image, [N, L], on the CPU, and how many passes they are from; the model is in eval mode.
 
     One pass, or 16 of a random model: then the logits are the logarithms of the mean probabilities. With `classes`, the
-    predicted classes [N] instead, so that the logits of one batch at a time are in memory.
+    predicted classes [N] instead, so that the logits of one batch at a time are in memory, or not even these where a
+    structured head ends the model.
     """
     place, net = device_of(model, device), on_device(model, device)
     rows = torch.arange(len(images), device=images.device).split(check_count("batch_size", batch_size, 1))
@@ -166,16 +173,34 @@ def answers(
     with eval_mode(net):
         if passes is None:
             passes = PASSES if is_random(net, images.pixels(slice(16)).to(place)) else 1
+        end = _structured_end(net, images.pixels(slice(2)).to(place)) if classes and passes == 1 else None
         for part in rows:
-            z = _mean_answer(net, images.pixels(part).to(place), passes)
-            if z.shape[1] < images.num_classes:
-                expected = f"[{len(part)}, {images.num_classes}]{from_one(images, z.shape[-1])}"
-                raise ValueError(f"model must return logits {expected}, got {list(z.shape)}")
+            x = images.pixels(part).to(place)
+            if end is None:
+                z = _mean_answer(net, x, passes)
+                L = z.shape[1]
+            else:
+                features, head = end
+                z, top = head.topk(first_answer(features, x), 1)  # [n, 1]
+                L = head.num_classes
+            if L < images.num_classes:
+                expected = f"[{len(part)}, {images.num_classes}]{from_one(images, L)}"
+                raise ValueError(f"model must return logits {expected}, got {[len(part), L]}")
             if classes and bool(z.isnan().any()):  # argmax would make a class of it
                 bad = int(z.isnan().any(1).sum())
                 raise ValueError(f"model must return finite logits, got NaN for {bad} of {len(part)} images")
-            found.append(z.argmax(1) if classes else z)
+            found.append(z if not classes else z.argmax(1) if end is None else top[:, 0])
     return torch.cat(found).cpu(), passes
+
+
+def _structured_end(model: Model, x: Tensor) -> tuple[Callable[[Tensor], Tensor], Any] | None:
+    """Function to the features, and the structured head whose logits of them the model returns; None without one."""
+    if isinstance(model, Classifier):
+        own = getattr(model.forward, "__func__", None) is Classifier.forward
+        return (model.features, model.head) if own and getattr(model.head, "structured", False) else None
+    if not isinstance(model, nn.Module) or (end := structured_end(model)) is None or not end.is_last(model, x):
+        return None
+    return partial(end.features, model), end.head
 
 
 def _mean_answer(model: Model, x: Tensor, passes: int) -> Tensor:

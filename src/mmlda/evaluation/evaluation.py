@@ -136,6 +136,8 @@ def evaluate(
 ) -> Evaluation:
     """Clean and robust accuracy with 95% intervals, distances, and calibration.
 
+    Calibration needs the logits `[N, L]` of all images, which stay in memory; `accuracy` does not.
+
     Parameters
     ----------
     model : callable

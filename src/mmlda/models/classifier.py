@@ -185,7 +185,7 @@ class Classifier(nn.Module):
         """
         return self._each(x, batch_size, self).softmax(1)
 
-    def with_priors(self, priors: Any, labels: Any = None) -> Classifier:
+    def with_priors(self, priors: Any, labels: Any = None, *, old: Any = None) -> Classifier:
         """Replace the class priors of the head; the backbone is shared.
 
         Train with the priors of the training set and predict with others: uniform ones for balanced accuracy after
@@ -197,6 +197,8 @@ class Classifier(nn.Module):
             L numbers, None for uniform, or "empirical" for the shares of the classes among `labels`.
         labels
             Integers [N], only with "empirical".
+        old
+            Class shares `[L]` of the training set, if it was not balanced and the head did not have them as priors.
 
         Returns
         -------
@@ -212,7 +214,7 @@ class Classifier(nn.Module):
         """
         model = copy.copy(self)
         model._modules = dict(self._modules)
-        model.head = self.head.with_priors(priors, labels)  # type: ignore[operator]
+        model.head = self.head.with_priors(priors, labels, old=old)  # type: ignore[operator]
         return model
 
     @torch.no_grad()

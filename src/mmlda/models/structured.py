@@ -27,6 +27,7 @@ from torch import Tensor
 from mmlda.theory.codes import hadamard
 
 BLOCK = 1 << 14  # classes per block where the logits of a block are made
+ROOM = 1 << 22  # logits of such a block on the CPU, where larger ones are slower
 
 
 def core_matrix(size: int) -> Tensor:
@@ -94,20 +95,31 @@ def rows(index: Tensor, signs: Tensor, scale: Tensor) -> Tensor:
 
 
 def topk(z: Tensor, signs: Tensor, core: Tensor, weight: Tensor, bias: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest logits and their classes, largest first: [N, k] each."""
+    """The k largest logits and their classes, largest first: [N, k] each. For k = 1 the classes are those of argmax."""
     values = indices = None
     begin = 0
-    for block in logit_blocks(z, signs, core, weight, bias):
-        top = block.topk(min(k, block.shape[1]), dim=1)
-        value, index = top.values, top.indices + begin
+    fixed = z.is_cuda or torch.compiler.is_compiling()  # a compiled program would depend on the batch size
+    size = BLOCK if fixed else min(BLOCK, ROOM // max(1, len(z)))
+    for block in logit_blocks(z, signs, core, weight, bias, size):
+        value, index = _largest(block, k)
+        index = index + begin
         begin += block.shape[1]
         if values is not None and indices is not None:
             value, index = torch.cat([values, value], 1), torch.cat([indices, index], 1)
-            kept = value.topk(min(k, value.shape[1]), dim=1).indices
-            value, index = value.gather(1, kept), index.gather(1, kept)
+            value, kept = _largest(value, k)
+            index = index.gather(1, kept)
         values, indices = value, index
     assert values is not None and indices is not None
     return values, indices
+
+
+def _largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest of each row and their columns; for k = 1 the first of equal ones."""
+    if k == 1:
+        values, columns = x.max(1, keepdim=True)
+    else:
+        values, columns = x.topk(min(k, x.shape[1]), dim=1)
+    return values, columns
 
 
 # A registered operator is one node for torch.compile, whatever the number of blocks.
@@ -121,8 +133,11 @@ def cross_entropy(
     -------
     tuple of Tensor
         Losses `[N]`; their gradients `[N, p]`, empty unless `gradient`; whether no class has a larger logit `[N]`.
+        Where y is not a class, loss and gradient are NaN. Where all logits are equal, only class 0 is right.
     """
     size, L = z.shape[1], len(bias)
+    label, y = y, y.clamp(0, L - 1)  # within the bounds of every index
+    known = label == y
     bases, x = _bases(L, size), z * weight
     padded = F.pad(bias, (0, 2 * size * bases - L), value=-math.inf).view(bases * size, 2)
     plus, minus = padded.T.contiguous()  # [bases * p] each
@@ -134,11 +149,13 @@ def cross_entropy(
     top = tops.amax(0)
     share = (tops - top).exp()
     total, own = (share * totals).sum(0), owns.sum(0)
-    losses = top - own + total.log()
+    losses = torch.where(known, top - own + total.log(), math.nan)
     direction = z[:, :0].clone()
     if gradient:
         direction = (share[..., None] * directions).sum(0) * (weight / total[:, None]) - rows(y, signs, weight)
-    return losses, direction, own >= top
+        direction = torch.where(known[:, None], direction, math.nan)
+    hits = (own >= top) & ((total < L) | (y == 0)) & known  # total is L, exactly, where all logits are equal
+    return losses, direction, hits
 
 
 Parts = tuple[Tensor, ...]

@@ -14,6 +14,7 @@ from mmlda._utils.device import eval_mode
 from mmlda._utils.training_data import class_names
 from mmlda.models.classifier import Classifier
 from mmlda.models.heads import MaxMahalanobisHead
+from mmlda.models.heads.max_mahalanobis import simplex_dim
 
 log = logging.getLogger("mmlda")
 
@@ -107,6 +108,12 @@ class SwappedHead(nn.Sequential):
         return len(seen) == 1 and z is seen[0] and z.ndim == 2
 
 
+def structured_end(model: nn.Module) -> SwappedHead | None:
+    """The one `SwappedHead` of a network, if its head is structured. Whether nothing follows it, `is_last` tells."""
+    ends = [module for module in model.modules() if isinstance(module, SwappedHead)]
+    return ends[0] if len(ends) == 1 and getattr(ends[0].head, "structured", False) else None
+
+
 def swap_head(
     model: nn.Module,
     num_classes: int,
@@ -131,7 +138,8 @@ def swap_head(
     num_classes
         Number of classes.
     dim
-        Latent dimension (default: the inputs of the replaced layer, at least num_classes - 1).
+        Latent dimension (default: the inputs of the replaced layer, at least num_classes - 1). Required for more than
+        8,192 classes.
     C, priors, precision
         As in `MaxMahalanobisHead`.
     head
@@ -147,7 +155,7 @@ def swap_head(
     Raises
     ------
     ValueError
-        If there is no such layer, or `head` does not have `num_classes` and `dim`.
+        If there is no such layer, `dim` is missing, or `head` does not have `num_classes` and `dim`.
 
     Examples
     --------
@@ -183,7 +191,7 @@ def swap_head(
         inputs = whole.backbone.num_features if isinstance(whole, Classifier) else whole.latent.in_features
     if head is None:
         if dim is None:
-            dim = max(inputs, num_classes - 1)
+            dim = max(inputs, simplex_dim(num_classes))
         head = MaxMahalanobisHead(num_classes=num_classes, dim=dim, C=C, priors=priors, precision=precision)
     elif head.num_classes != num_classes or (dim is not None and head.dim != dim):
         wanted = f"num_classes = {num_classes}" + ("" if dim is None else f" and dim = {dim}")

@@ -25,6 +25,7 @@ from mmlda.attacks.replay import compile_quietly
 from mmlda.models import Classifier, ResNet, SwappedHead, fast_convolutions
 from mmlda.models.convolutions import compiled_ahead
 from mmlda.models.folded import agrees, foldable
+from mmlda.models.swap import structured_end
 from mmlda.training.batches import Batches, share
 from mmlda.training.crafting import begin_attack, craft
 from mmlda.training.recipes import Recipe
@@ -146,10 +147,8 @@ class Objective(nn.Module):
 
 def streamed_head(model: nn.Module, batches: Batches) -> SwappedHead | None:
     """The end of a network of `swap_head`, if it has a structured head and nothing follows it."""
-    ends = [module for module in model.modules() if isinstance(module, SwappedHead)]
-    if len(ends) != 1 or not getattr(ends[0].head, "structured", False):
-        return None
-    return ends[0] if ends[0].is_last(model, batches.take(0, batches.size)[0]) else None
+    end = structured_end(model)
+    return end if end is not None and end.is_last(model, batches.take(0, batches.size)[0]) else None
 
 
 def _count_right(logits: Tensor, y: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ class Head(nn.Module):
             raise invalid("name", f"one of {self.losses} for a {type(self).__name__}", name)
         check_choice("reduction", reduction, ("none", "mean", "sum"))
         self._check_features(z)
-        self._check_labels(y, len(z))
+        self._check_labels("y", y, len(z))
         if name == "ce" and not self.structured:
             return F.cross_entropy(self(z), y, reduction=reduction)
         losses: Tensor = getattr(self, f"_{name}_loss")(z, y)  # [N]
@@ -127,7 +127,7 @@ class Head(nn.Module):
         """Class priors `[L]`."""
         return self.log_priors.exp()
 
-    def _resolve(self, priors: Priors, labels: Tensor | Sequence[int] | None) -> Tensor:
+    def _resolve(self, priors: Priors, labels: Tensor | Sequence[int] | None, old: Priors) -> Tensor:
         """Log priors [L] for `with_priors`, with the dtype and device of the current ones."""
         empirical = isinstance(priors, str) and priors == "empirical"
         if empirical and labels is None:
@@ -135,7 +135,11 @@ class Head(nn.Module):
         if labels is not None and not empirical:
             raise invalid("priors", "'empirical' where labels are given", priors)
         pi = check_priors(priors, self.num_classes) if labels is None else empirical_priors(labels, self.num_classes)
-        return pi.detach().log().to(self.log_priors)
+        new = pi.detach().log().to(self.log_priors)
+        if old is None:
+            return new
+        known = check_priors(old, self.num_classes, positive=True, name="old").detach().log().to(new)
+        return (self.log_priors + new - known).log_softmax(0)
 
     def _check_features(self, z: Tensor) -> None:
         """Raise ValueError for bad features.
@@ -148,14 +152,15 @@ class Head(nn.Module):
         if not z.requires_grad and _eager(z) and _true(~z.sum().isfinite()) and _true(~z.isfinite().all()):
             raise ValueError(f"z must be finite, got NaN or infinity in {list(z.shape)}")
 
-    def _check_labels(self, y: Tensor, count: int) -> None:
-        if not isinstance(y, Tensor) or y.dtype != torch.int64 or y.shape != (count,):
-            raise ValueError(f"y must be int64 [{count}], got {described(y)}")
-        if _eager(y) and count:
+    def _check_labels(self, name: str, y: Tensor, count: int | None = None) -> None:
+        """Raise ValueError unless y are `count` classes, or any number. Values are checked on the CPU only."""
+        if not isinstance(y, Tensor) or y.dtype != torch.int64 or y.dim() != 1 or count not in (None, len(y)):
+            raise ValueError(f"{name} must be int64 [{'n' if count is None else count}], got {described(y)}")
+        if _eager(y) and len(y):
             outside = (y < 0) | (y >= self.num_classes)
             if _true(outside.any()):
                 wrong = y[outside][0].item()
-                raise ValueError(f"y must be classes from 0 to {self.num_classes - 1}, got {wrong}")
+                raise ValueError(f"{name} must be classes from 0 to {self.num_classes - 1}, got {wrong}")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Keep buffers at float32 at least in `.to()`, `.half()`, ...; `.double()` recomputes rounded ones.

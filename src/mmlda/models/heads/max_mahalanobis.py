@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from mmlda._utils.checks import check_count, check_positive, check_priors
 from mmlda.models import structured
@@ -26,6 +27,7 @@ from mmlda.theory.latent import LatentFit, latent_fit
 from mmlda.theory.means import pairwise_distances, separated_means, settled_code
 
 PLAIN = 1 << 19  # largest number of entries in a matrix of means if a code can replace it
+LARGEST = 1 << 26  # entries of a matrix of means whose dimension was not given
 
 
 class MaxMahalanobisHead(Head):
@@ -176,22 +178,35 @@ class MaxMahalanobisHead(Head):
         Tensor
             Means `[n, p]`.
 
+        Raises
+        ------
+        ValueError
+            If `classes` are not int64 `[n]` from 0 to L - 1. Values are checked on the CPU only, where that needs no
+            synchronisation; elsewhere, a head without a matrix returns NaN for what is not a class.
+
         Examples
         --------
         >>> head = MaxMahalanobisHead(num_classes=1_000_000, dim=1024)
         >>> head.means is None, head.predict(head.class_means(torch.tensor([7, 999_999]))).tolist()
         (True, [7, 999999])
         """
+        self._check_labels("classes", classes)
         if not self.structured:
             return self.means.index_select(0, classes)
-        mu = structured.rows(classes, self.signs, self._unpunctured(self.scale))
-        return F.pad(mu, (0, self.dim - mu.shape[1]))  # or cut, if the code is punctured
+        inside = classes.clamp(0, self.num_classes - 1)
+        mu = structured.rows(inside, self.signs, self._unpunctured(self.scale))
+        mu = F.pad(mu, (0, self.dim - mu.shape[1]))  # or cut, if the code is punctured
+        return torch.where((classes == inside)[:, None], mu, math.nan)
 
     def loss_and_hits(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Cross-entropy `[N]`, and whether y is the predicted class `[N]`, in one pass over the classes."""
+        """Cross-entropy `[N]`, and whether y is the predicted class `[N]`, in one pass over the classes.
+
+        Where several classes have the largest logit, each counts as predicted, unless all have: then class 0 does. The
+        pass has no forward-mode derivative and no rule for `torch.func`; there, the logits of all classes are made.
+        """
         self._check_features(z)
-        self._check_labels(y, len(z))
-        if not self.structured:
+        self._check_labels("y", y, len(z))
+        if not self.structured or _transformed(z):
             logits = self(z)
             return F.cross_entropy(logits, y, reduction="none"), logits.detach().argmax(1) == y
         with torch.autocast(z.device.type, enabled=False) if autocast(z) else nullcontext():
@@ -239,8 +254,8 @@ class MaxMahalanobisHead(Head):
         with torch.no_grad():
             target = self(self.class_means(y)).softmax(1)  # [N, L], P(k | mu_y)
         log_posterior = self(z).log_softmax(1)
-        # where: a class with prior 0 has log P = -inf, and 0 * -inf is not 0
-        return -torch.where(target > 0, target * log_posterior, 0.0).sum(1)  # [N]
+        # where: a class with prior 0 has log P = -inf, and 0 * -inf is not 0; but NaN, where y is no class, stays
+        return -torch.where(target != 0, target * log_posterior, 0.0).sum(1)  # [N]
 
     def _centre_loss(self, z: Tensor, y: Tensor) -> Tensor:
         mu = self.class_means(y)  # [N, p]
@@ -285,12 +300,14 @@ class MaxMahalanobisHead(Head):
             Each measurement with its expected value.
         """
         if self.structured:
-            self._check_labels(y, len(z))
+            self._check_labels("y", y, len(z))
             classes, y = y.unique(return_inverse=True)
             return latent_fit(z, y, self.class_means(classes), float(self.precision))
         return latent_fit(z, y, self.means, float(self.precision))
 
-    def with_priors(self, priors: Priors, labels: Tensor | Sequence[int] | None = None) -> MaxMahalanobisHead:
+    def with_priors(
+        self, priors: Priors, labels: Tensor | Sequence[int] | None = None, *, old: Priors = None
+    ) -> MaxMahalanobisHead:
         """A new head with other priors that shares these means: train with one prior, test with another.
 
         Parameters
@@ -299,6 +316,9 @@ class MaxMahalanobisHead(Head):
             Class priors `[L]`, None for uniform, or "empirical" for the shares of the classes among `labels`.
         labels
             Classes `[N]`, for "empirical" only.
+        old
+            Class shares `[L]`, > 0, of the data that the network was trained on, if they were not the head's priors
+            then: the features have learned them.
 
         Returns
         -------
@@ -313,7 +333,7 @@ class MaxMahalanobisHead(Head):
         """
         shared = (self.means, self.signs, self.scale, self.core, self.precision)
         head = copy.deepcopy(self, {id(buffer): buffer for buffer in shared})
-        head.log_priors = self._resolve(priors, labels)
+        head.log_priors = self._resolve(priors, labels, old)
         return head
 
     def _scaled(self, means: Tensor) -> Tensor:
@@ -370,3 +390,15 @@ class MaxMahalanobisHead(Head):
             errors.append(f"{prefix}means and {prefix}precision must be finite, and {prefix}precision > 0")
         elif abs(C - self.C) > 1e-5 * self.C:  # another C was loaded
             self.C = float(f"{C:.6g}")  # float32 means carry no more digits
+
+
+def simplex_dim(num_classes: int) -> int:
+    """Dimension of a simplex of means, the default where nothing else decides; a ValueError if it is impractical."""
+    if num_classes * (num_classes - 1) > LARGEST:
+        raise ValueError(f"dim must be given for {num_classes} classes, such as 512, got None")
+    return num_classes - 1
+
+
+def _transformed(z: Tensor) -> bool:
+    """Whether z is differentiated in forward mode, or a transform of `torch.func` is at work."""
+    return torch._C._are_functorch_transforms_active() or forward_ad.unpack_dual(z).tangent is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,10 +15,11 @@ from mmlda.models.heads.base import Head, Priors, autocast
 
 
 class SoftmaxHead(Head, nn.Linear):
-    """Softmax regression, the paper's baseline: logits = W z + b, both learned. Used like `MaxMahalanobisHead`.
+    """Softmax regression, the paper's baseline: logits_k = w_k . z + b_k + log pi_k, with W and b learned.
 
-    The matmul runs in the autocast dtype as in any linear layer; the logits are float32 at least. The only loss is
-    "ce". There are no means, so there are no distances.
+    Used like `MaxMahalanobisHead`. Training with priors is logit adjustment (Menon et al., 2021). Uniform ones are left
+    out of the logits. The matmul runs in the autocast dtype as in any linear layer; the logits are float32 at least.
+    The only loss is "ce". There are no means, so there are no distances.
 
     Parameters
     ----------
@@ -26,8 +28,7 @@ class SoftmaxHead(Head, nn.Linear):
     dim
         Dimension p of z.
     priors
-        Class shares `[L]` of the training data, > 0 (default: equal). Training ignores them, since b learns them;
-        `with_priors` removes them.
+        Class priors `[L]` (default: uniform). A class with prior 0 has logit -inf and is never predicted.
 
     Raises
     ------
@@ -43,17 +44,24 @@ class SoftmaxHead(Head, nn.Linear):
     """
 
     losses = ("ce",)
+    offset: Tensor | None  # log priors less the largest; None if they are uniform
 
     def __init__(self, num_classes: int, dim: int, *, priors: Tensor | Sequence[float] | None = None):
         num_classes, dim = check_count("num_classes", num_classes, 2), check_count("dim", dim, 1)
-        log_priors = check_priors(priors, num_classes, positive=True).detach().log()
+        log_priors = check_priors(priors, num_classes).detach().log()
         nn.Linear.__init__(self, dim, num_classes)
         self.num_classes, self.dim = num_classes, dim
         dtype = torch.promote_types(self.weight.dtype, torch.float32)
         self.register_buffer("log_priors", log_priors.to(self.weight.device, dtype))  # [L]
+        self.register_buffer("offset", None, persistent=False)
+        self._set_offset()
+
+    def _set_offset(self) -> None:
+        uniform = self.log_priors.is_meta or bool((self.log_priors == self.log_priors[0]).all())
+        self.offset = None if uniform else self.log_priors - self.log_priors.amax()
 
     def forward(self, z: Tensor) -> Tensor:
-        """Compute logits W z + b.
+        """Compute logits W z + b + log priors.
 
         Parameters
         ----------
@@ -72,30 +80,30 @@ class SoftmaxHead(Head, nn.Linear):
             logits = F.linear(z.to(dtype), weight.to(dtype), bias.to(dtype))
         else:
             logits = F.linear(z, weight, bias)
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return logits if self.offset is None else logits + self.offset
 
-    def with_priors(self, priors: Priors, labels: Tensor | Sequence[int] | None = None) -> SoftmaxHead:
-        """A new head for other class shares, with the same (shared) weight and the bias b_k + log(new_k / old_k).
+    def with_priors(
+        self, priors: Priors, labels: Tensor | Sequence[int] | None = None, *, old: Priors = None
+    ) -> SoftmaxHead:
+        """A new head with other priors that shares weight and bias: train with one prior, test with another.
 
-        This is Bayes' theorem for an unchanged P(z | y). The old shares are the constructor's `priors`, so pass them
-        if the training data is not balanced.
+        This is Bayes' theorem for an unchanged P(z | y).
 
         Parameters
         ----------
         priors
-            Class shares `[L]`, > 0; None for equal ones; or "empirical" for the shares among `labels`.
+            Class priors `[L]`, None for uniform, or "empirical" for the shares of the classes among `labels`.
         labels
             Classes `[N]`, for "empirical" only.
+        old
+            Class shares `[L]`, > 0, of the data that the network was trained on, if they were not the head's priors
+            then: weight and bias have learned them.
 
         Returns
         -------
         SoftmaxHead
             The new head.
-
-        Raises
-        ------
-        ValueError
-            If a prior is 0.
 
         Examples
         --------
@@ -103,11 +111,11 @@ class SoftmaxHead(Head, nn.Linear):
         >>> [round(prior, 2) for prior in head.priors.tolist()]
         [0.25, 0.75]
         """
-        log_priors = self._resolve(priors, labels)
-        if not bool(log_priors.isfinite().all()):
-            raise ValueError("priors must be > 0 for a softmax head, which divides by them, got 0")
-        head = copy.deepcopy(self, {id(self.weight): self.weight})
-        shift = (log_priors - self.log_priors).to(self.bias.dtype)
-        head.bias = nn.Parameter(self.bias.detach() + shift, requires_grad=self.bias.requires_grad)
-        head.log_priors = log_priors
+        head = copy.deepcopy(self, {id(self.weight): self.weight, id(self.bias): self.bias})
+        head.log_priors = self._resolve(priors, labels, old)
+        head._set_offset()
         return head
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *others)
+        self._set_offset()
