@@ -1,6 +1,7 @@
 """Helpers for the tests of training: small networks and recipes, runs that are cut short."""
 
 import signal
+import time
 
 import torch
 
@@ -12,6 +13,20 @@ from mmlda.training.loop import training_steps
 SMALL = {"backbone": "conv_net", "width": 4, "head": "mmlda", "dim": 12}
 QUICK = Recipe(steps=24, optimizer="adam", lr=1e-3, batch_size=32, milestones=(16,))
 CPU = torch.device("cpu")
+
+
+class Slow(torch.utils.data.Dataset):
+    """64 digits, each of which takes `seconds` to read."""
+
+    def __init__(self, seconds=0.0):
+        self.data, self.seconds = mmlda.data.load("digits")[0].subset(slice(64)), seconds
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, n):
+        time.sleep(self.seconds)
+        return self.data[n]
 
 
 def weights(model):

@@ -216,8 +216,9 @@ def test_data_and_models(tmp_path):
         "mnist          not found: get it with mmlda data fetch mnist"
         in mmlda("data", "list", "--root", tmp_path).stdout
     )
-    missing = mmlda("data", "check", "mnist", "--root", tmp_path, code=1)
-    assert "mmlda data fetch mnist" in missing.stdout
+    for name, fetched in (("mnist", "mnist"), ("cifar100-coarse", "cifar100")):
+        missing = mmlda("data", "check", name, "--root", tmp_path, code=1)
+        assert f"mmlda data fetch {fetched}" in missing.stdout
     assert "as published" in mmlda("data", "check", "digits").stdout
     assert "cifar10-mmlda" in json.loads(mmlda("models", "--json").stdout)
     assert mmlda("--version").stdout.strip() == __import__("mmlda").__version__

@@ -10,6 +10,7 @@ from command_line import mmlda as command
 from dataset_files import save
 from sklearn.datasets import load_breast_cancer
 from sklearn.model_selection import train_test_split
+from torch.utils.data import DataLoader
 
 import mmlda
 from mmlda.data import as_images, images_for, table
@@ -148,6 +149,23 @@ def test_fine_tuning_keeps_the_numbers_of_known_classes_and_names_new_ones(train
     with pytest.warns(UserWarning, match="other classes than before: ant, bee, cat, dog become 1ant, 1bee, 1cat, 1dog"):
         mmlda.fit(model, (x, [f"1{name}" for name in y]), RECIPE, show=False)
     assert model.classes[0] == "1ant"
+
+
+@pytest.mark.parametrize("strings", [False, True])
+def test_fine_tuning_from_a_loader_keeps_the_numbers_of_known_classes(trained, strings):
+    model, (x, y) = mmlda.load(trained[1]), pictures(("bee", "dog"))
+    data = list(zip(x, y)) if strings else Rows(x, y)  # a list has no classes: strings are matched by themselves
+    mmlda.fit(model, DataLoader(data, batch_size=8, shuffle=True), RECIPE, show=False)
+    assert model.classes == NAMES and mmlda.accuracy(model, pictures(("bee", "dog"), seed=1)).accuracy == 1
+    with pytest.warns(UserWarning, match="other classes than before: ant, bee, cat, dog become cow, dog"):
+        mmlda.fit(model, DataLoader(Rows(x, ["cow" if name == "bee" else name for name in y]), 8), RECIPE, show=False)
+    assert model.classes == ("cow", "dog")
+
+
+def test_strings_of_a_loader_need_names():
+    own = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 4))
+    with pytest.raises(ValueError, match="DataLoader whose dataset has classes where labels are strings, got none"):
+        mmlda.fit(own, DataLoader(list(zip(*pictures(NAMES))), batch_size=8), RECIPE, show=False)
 
 
 def test_train_and_test_set_of_load_are_matched():

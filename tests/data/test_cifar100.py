@@ -86,7 +86,7 @@ def test_fetch_and_check(server, tmp_path, monkeypatch):
     ]
     monkeypatch.setitem(fetch.CONTENT, "cifar100", fetch.content("cifar100", *made))
     assert fetch.fetch("cifar100", tmp_path, [source]) == tmp_path / "cifar100" / "cifar-100-binary"
-    assert fetch.check("cifar100", tmp_path).ok
+    assert fetch.check("cifar100", tmp_path).ok and fetch.check("cifar100-coarse", tmp_path).ok
     (tmp_path / "cifar100" / "cifar-100-binary" / "test.bin").write_bytes(cifar100_bin(*batch(4)))
     assert fetch.check("cifar100", tmp_path).problem == "the published cifar100 has other test records"
     assert fetch.SOURCES["cifar100"][0].files[0].name == "cifar-100-binary.tar.gz"

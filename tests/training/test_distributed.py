@@ -71,11 +71,15 @@ SCRIPT = """
     import shutil, sys
     from pathlib import Path
     import torch.distributed as dist
-    from torch.utils.data import DataLoader
+    from torch.utils.data import BatchSampler, DataLoader, IterableDataset
     from torch.utils.data.distributed import DistributedSampler
     from training_cases import interrupt_at
     import mmlda
     from mmlda.training.run import train
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter([images[n] for n in range(64)])
 
     out = Path(sys.argv[1])
     dist.init_process_group("gloo")
@@ -93,12 +97,13 @@ SCRIPT = """
 
     images, recipe = mmlda.data.load("digits")[0].subset(slice(256)), mmlda.Recipe(steps=6)
     model = mmlda.models.build(dict(backbone="conv_net", head="softmax", width=8, batch_norm=False), seed=0)
-    shares = DataLoader(images, batch_size=32, sampler=DistributedSampler(images, shuffle=False))
+    shares = DataLoader(images, batch_sampler=BatchSampler(DistributedSampler(images, shuffle=False), 32, False))
     mmlda.fit(model, shares, recipe, out=out / "loader", show=False)
-    try:
-        mmlda.fit(model, DataLoader(images, batch_size=32), recipe, show=False)
-    except ValueError as error:
-        (out / f"refused-{rank}").write_text(str(error))
+    for name, loader in (("refused", DataLoader(images, batch_size=32)), ("same", DataLoader(Stream(), batch_size=32))):
+        try:
+            mmlda.fit(model, loader, recipe, show=False)
+        except ValueError as error:
+            (out / f"{name}-{rank}").write_text(str(error))
 
     start = mmlda.models.build(dict(backbone="conv_net", channels=1, head="softmax", width=8), seed=0)
     if rank == 1:
@@ -151,6 +156,11 @@ def test_a_distributed_sampler_gives_each_process_its_share_of_the_batch(togethe
 @pytest.mark.long
 def test_a_loader_that_gives_every_process_the_same_images_is_refused(together):
     assert all("DistributedSampler" in (together[0] / f"refused-{rank}").read_text() for rank in range(2))
+
+
+@pytest.mark.long
+def test_a_stream_that_is_the_same_in_every_process_is_refused(together):
+    assert all("yield other images in each process" in (together[0] / f"same-{rank}").read_text() for rank in range(2))
 
 
 @pytest.mark.long

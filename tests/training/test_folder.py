@@ -10,6 +10,7 @@ import warnings
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 from training_cases import QUICK, SMALL, break_off, same, train, weights
 
 import mmlda
@@ -51,6 +52,18 @@ def test_another_recipe_network_or_data_in_the_same_folder_is_refused(digits, tm
     with pytest.raises(ValueError, match=r"model\.priors"):
         train(digits[0], config=dict(SMALL, priors=[0.55] + [0.05] * 9), out=tmp_path)
     assert mmlda.load(tmp_path)
+
+
+def test_more_steps_are_not_given_as_the_reason(digits, tmp_path):
+    train(digits[0], out=tmp_path / "memory")
+    more = dataclasses.replace(QUICK, steps=30)
+    with pytest.raises(ValueError, match=r"model\.C is 100\.0 there, but 10\.0 was requested"):
+        train(digits[0], more, config=dict(SMALL, C=10.0), out=tmp_path / "memory")
+    train(DataLoader(digits[0], batch_size=32), out=tmp_path / "loader")
+    with pytest.raises(ValueError, match=r"data\.images is 1437 there, but 96 was requested"):
+        train(DataLoader(digits[0].subset(slice(96)), batch_size=32), more, out=tmp_path / "loader")
+    with pytest.raises(ValueError, match=r"recipe\.steps is 24 there, but 12 was requested"):
+        train(digits[0], dataclasses.replace(QUICK, steps=12), out=tmp_path / "memory")
 
 
 def test_two_processes_do_not_train_in_one_folder(digits, tmp_path):

@@ -1,10 +1,11 @@
 """Training from a DataLoader: the same batches give the same weights as from memory, whole runs and resumed ones."""
 
 import dataclasses
+import warnings
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, TensorDataset
 from training_cases import QUICK, SMALL, break_off, same, weights
 
 import mmlda
@@ -13,7 +14,7 @@ from mmlda.models import build
 from mmlda.training import Adversary, Recipe, fit
 from mmlda.training import step as module
 from mmlda.training.batches import Batches
-from mmlda.training.loader import LoaderBatches
+from mmlda.training.loader import LoaderBatches, describe_loader
 from mmlda.training.step import Step, Tally, make_optimizer
 
 
@@ -115,6 +116,101 @@ def test_a_resumed_run_sees_the_same_batches(digits, tmp_path, workers):
     assert not same(train(loader, dataclasses.replace(recipe, seed=1))[0], whole)
 
 
+@pytest.mark.parametrize("stop", [5, 11])
+def test_workers_that_persist_see_the_same_order(digits, tmp_path, stop):
+    data = digits[0].subset(slice(230))  # 7 batches an epoch: the run stops in its first epoch, or in its second
+
+    def loader():
+        return DataLoader(data, batch_size=32, shuffle=True, num_workers=2, persistent_workers=True)
+
+    recipe = Recipe(steps=16, optimizer="adam", lr=1e-3, batch_size=32)
+    whole, _ = train(loader(), recipe)
+    fresh = DataLoader(data, batch_size=32, shuffle=True, num_workers=2)
+    assert same(train(fresh, recipe)[0], whole)
+    used = loader()
+    break_off(used, recipe, tmp_path / "a", stop, checkpoint_every=stop)
+    break_off(loader(), recipe, tmp_path / "b", stop, checkpoint_every=stop)
+    assert same(train(used, recipe, out=tmp_path / "a")[0], whole)
+    assert same(train(loader(), recipe, out=tmp_path / "b")[0], whole)
+
+
+class Batched(torch.utils.data.Dataset):
+    """A dataset whose items are batches."""
+
+    def __init__(self, data, size):
+        self.parts = [data.subset(slice(start, start + size)) for start in range(0, len(data), size)]
+
+    def __len__(self):
+        return len(self.parts)
+
+    def __getitem__(self, n):
+        return self.parts[n].pixels(), self.parts[n].labels
+
+
+def test_loaders_that_do_not_state_their_batch_size(digits, tmp_path):
+    data = digits[0].subset(slice(192))
+    plain, _ = train(DataLoader(data, batch_size=32))
+    rows = [list(range(start, start + 32)) for start in range(0, 192, 32)]
+    for number, loader in enumerate(
+        (
+            DataLoader(Batched(data, 32), batch_size=None),
+            DataLoader(data, batch_sampler=rows),
+            DataLoader(data, batch_sampler=BatchSampler(range(192), 32, False)),
+        )
+    ):
+        state = torch.get_rng_state()
+        found, run = train(loader)
+        assert same(found, plain) and run.recipe.batch_size == 32
+        assert torch.equal(state, torch.get_rng_state())  # though a batch was read for its size
+        break_off(loader, QUICK, tmp_path / str(number), 10, checkpoint_every=5)
+        assert same(train(loader, out=tmp_path / str(number))[0], plain)
+    short = DataLoader(data, batch_sampler=[*rows, [0, 1, 2]])  # skipped
+    assert same(train(short)[0], plain)
+    with pytest.raises(ValueError, match="every batch of data must be at most 3 images, got 32"):
+        train(DataLoader(data, batch_sampler=[[0, 1, 2], *rows]))
+    with pytest.raises(ValueError, match="at least one image, got an empty DataLoader"):
+        train(DataLoader(data, batch_sampler=[]))
+
+
+def test_a_distributed_sampler_inside_a_batch_sampler(digits, monkeypatch):
+    monkeypatch.setattr("mmlda.training.loader.share", lambda: (1, 2))
+    data = digits[0].subset(slice(128))
+    sampler = DistributedSampler(data, num_replicas=2, rank=1)
+    loader = DataLoader(data, batch_sampler=BatchSampler(sampler, 16, False))
+    batches = LoaderBatches(loader, dataclasses.replace(QUICK, batch_size=32), torch.device("cpu"), 10)
+    assert batches.whole == 4 and describe_loader(loader)["images"] == 64
+    batches.seek(5)
+    assert sampler.epoch == 1
+
+
+def swapped():
+    torch.manual_seed(0)
+    return mmlda.swap_head(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 5)), num_classes=10)
+
+
+@pytest.mark.parametrize("model", [swapped, lambda: build(SMALL, seed=0)])
+def test_labels_that_a_network_does_not_have(digits, model):
+    x, y = digits[0].images[:200], digits[0].labels[:200]
+    for labels, got in ((y + 1, r"1 to 10 \(subtract 1 if they begin at 1\)"), (y * 2, r"0 to 18$")):
+        with pytest.raises(ValueError, match=f"labels must be classes from 0 to 9, got {got}"):
+            train(DataLoader(TensorDataset(x, labels), batch_size=200), model=model())
+        with pytest.raises(ValueError, match=r"model must have at least the 1[19] classes of the data, got 10"):
+            train((x, labels), model=model())
+    names = ImageData(x, y + 1, tuple("abcdefghijk"))
+    with pytest.raises(ValueError, match="model must have at least the 11 classes of the data, got 10"):
+        train(DataLoader(names, batch_size=32), model=model())
+
+
+def test_labels_that_may_begin_at_1_cause_a_warning(digits):
+    part = digits[0].subset(digits[0].labels > 0).subset(slice(128))
+    loader = DataLoader(TensorDataset(part.images, part.labels), batch_size=32)
+    with pytest.warns(UserWarning, match="class 0 of 10 has no images: subtract 1 if the labels begin at 1") as caught:
+        train(loader)
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings(action="error"):
+        train(DataLoader(part, batch_size=32))  # a dataset with names numbers its labels itself
+
+
 def test_the_loaders_batch_size_counts_and_a_short_batch_is_skipped(digits):
     seen = []
 
@@ -165,8 +261,8 @@ def test_what_does_not_fit_gets_one_clear_error(digits):
     data = digits[0].subset(slice(64))
     with pytest.raises(ValueError, match="at least one whole batch of 100 images, got 64"):
         train(DataLoader(data, batch_size=100))
-    with pytest.raises(ValueError, match="batch_size, got one without"):
-        train(DataLoader(data, batch_size=None))
+    with pytest.raises(ValueError, match=r"y must be integer or string labels \[N\], got torch.int64 \[\]"):
+        train(DataLoader(data, batch_size=None))  # not a dataset of batches
     with pytest.raises(ValueError, match="labels must be classes from 0 to 9, got 3 to 12"):
         train(DataLoader([(torch.zeros(1, 8, 8), 3), (torch.zeros(1, 8, 8), 12)], batch_size=2))
     with pytest.raises(ValueError, match=r"must be in \[0, 1\].*normalisation"):

@@ -9,7 +9,7 @@ from training_cases import SMALL, same, weights
 import mmlda
 from mmlda.models import SoftmaxHead, build
 from mmlda.training import RECIPES
-from mmlda.training.run import choose_recipe, train
+from mmlda.training.run import choose_recipe, train, with_priors
 
 
 def test_train_is_fit_with_the_papers_recipe_and_measures_on_the_test_set(digits, tmp_path):
@@ -29,6 +29,52 @@ def test_train_fine_tunes_a_given_network(digits):
     assert run.recipe.batch_size == 16 and run.recipe.lr == RECIPES["digits-sr"].lr
 
 
+@pytest.mark.parametrize("head", ["mmlda", "softmax"])
+def test_priors_of_a_network_to_start_from(digits, tmp_path, head):
+    rest, _ = digits
+    start = build(dict(SMALL, head=head, latent=True, priors=[0.55] + [0.05] * 9), seed=0)
+    kept, _ = train("digits", start=start, steps=1, show=False)
+    assert float(kept.model.head.priors[0]) == pytest.approx(0.55)
+    given = {"priors": "empirical", "start": start, "steps": 2}
+    run, _ = train("digits", out=tmp_path, show=False, **given)
+    assert torch.allclose(run.model.head.priors.double(), rest.priors, atol=1e-6)
+    assert train(out=tmp_path, start=start, show=False)[0].step == 2  # the run's priors, given or not
+    uniform, _ = train("digits", **{**given, "priors": "uniform"}, show=False)
+    assert torch.allclose(uniform.model.head.priors, torch.full((10,), 0.1))
+
+
+def test_priors_of_a_start_follow_its_classes():
+    start = build({**SMALL, "num_classes": 3}, seed=0)
+    start.classes = ("ant", "bee", "cat")
+    data = mmlda.data.as_images((torch.rand(4, 1, 8, 8), ["cat", "bee", "cat", "cat"]))
+    assert with_priors(start, "empirical", data).head.priors.tolist() == pytest.approx([0, 0.25, 0.75])
+
+
+def test_a_run_that_was_fine_tuned_on_fewer_classes_resumes(tmp_path):
+    start = build({**SMALL, "num_classes": 12}, seed=0)
+    start.classes = tuple(map(str, range(12)))
+    train("digits", start=start, steps=2, out=tmp_path, show=False)
+    run, _ = train(out=tmp_path, steps=4, show=False)
+    assert run.step == 4 and run.model.classes == start.classes
+
+
+@pytest.mark.parametrize("more", [{"priors": "empirical"}, {"head": "softmax"}, {"recipe": "digits-sr", "steps": 4}])
+def test_what_matches_a_run_resumes_it(tmp_path, more):
+    given = {"head": "softmax", "priors": "empirical", "recipe": "digits-sr", "model": {"width": 4}}
+    train("digits", **given, steps=4, out=tmp_path, show=False)
+    assert train(out=tmp_path, show=False, **more)[0].step == 4
+
+
+def test_the_reason_is_what_differs(tmp_path):
+    train("digits", priors="empirical", steps=4, model={"width": 4}, out=tmp_path, show=False)
+    for more, message in (
+        ({"priors": "uniform", "steps": 6}, r"model\.priors is \[.*\] there, but None was requested"),
+        ({"head": "softmax"}, r"model\.C is 100\.0 there, but None was requested"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            train("digits", out=tmp_path, show=False, **more)
+
+
 @pytest.mark.parametrize(
     "options, message",
     [
@@ -38,6 +84,7 @@ def test_train_fine_tunes_a_given_network(digits):
         ({"start": build(SMALL, seed=0), "model": {"width": 8}}, "model must be None where a network to start from"),
         ({"start": build(SMALL, seed=0), "head": "softmax"}, "head must be 'mmlda', that of the network"),
         ({"start": torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3))}, "data must have the 3 classes"),
+        ({"start": torch.nn.Linear(64, 10), "priors": "uniform"}, "priors must be None for a network to start from"),
     ],
 )
 def test_train_refuses_bad_arguments(options, message):

@@ -2,9 +2,11 @@
 
 import dataclasses
 import json
+import weakref
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 import mmlda
 from mmlda.data import holdout, long_tailed
@@ -39,6 +41,44 @@ def test_accuracy_is_recorded_and_changes_nothing(parts, tmp_path):
     assert measured[40] == mmlda.accuracy(watched, held).accuracy
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert {line["step"]: line["validation"] for line in lines if "validation" in line} == measured
+
+
+class Reads(torch.utils.data.Dataset):
+    """Counts how many of its images are in memory at a time."""
+
+    def __init__(self, data):
+        self.data, self.alive, self.most, self.classes = data, weakref.WeakSet(), 0, data.classes
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, row):
+        x, y = self.data[row]
+        self.alive.add(x)
+        self.most = max(self.most, len(self.alive))
+        return x, y
+
+
+@pytest.mark.parametrize("train_on", [lambda rest: rest, lambda rest: DataLoader(rest, batch_size=32)])
+def test_a_loader_is_read_batch_by_batch_and_changes_nothing(parts, tmp_path, train_on):
+    rest, held = parts
+    watched = Reads(held)
+    loader = DataLoader(watched, batch_size=20, shuffle=True)
+    given = {"validate_every": 15, "show": False}
+    models = []
+    for validation in (held, loader):
+        model = net()
+        model.backbone.dropout = torch.nn.Dropout(0.5)  # draws from torch's generator
+        model.backbone.register_forward_hook(lambda net, inputs, z: net.dropout(z))
+        models.append(model)
+        run = mmlda.fit(model, train_on(rest), RECIPE, validation=validation, out=tmp_path / str(len(models)), **given)
+        measured = [entry["validation"] for entry in run.history if "validation" in entry]
+        assert measured[-1] == mmlda.accuracy(model, held).accuracy and len(measured) == 3
+    assert same(*models) and watched.most <= 42
+    assert json.loads((tmp_path / "2" / "run.json").read_text())["validation"]["images"] == 300
+    wrong = DataLoader(Reads(held.subset(slice(9))), batch_size=3)
+    with pytest.raises(ValueError, match=r"validation\.images is 300 there, but 9 was requested"):
+        mmlda.fit(net(), train_on(rest), RECIPE, validation=wrong, out=tmp_path / "2", **given)
 
 
 @pytest.mark.parametrize("average", [0.0, 0.9])
@@ -110,6 +150,9 @@ def test_a_validation_set_that_does_not_fit_is_refused_before_training(parts, tm
         mmlda.fit(net(), parts[0], RECIPE, validation=(x, y), out=tmp_path / "x", show=False)
     with pytest.raises(ValueError, match="validation must have at most the 10 classes of the network, got 13"):
         mmlda.fit(net(), parts[0], RECIPE, validation=(x[:, :1], y + 9), out=tmp_path / "x", show=False)
+    loader = DataLoader(TensorDataset(x, y), batch_size=2)
+    with pytest.raises(ValueError, match=r"validation must have the shape \(1, 8, 8\) .*, got \(3, 8, 8\)"):
+        mmlda.fit(net(), parts[0], RECIPE, validation=loader, out=tmp_path / "x", show=False)
     assert not (tmp_path / "x").exists()
 
 

@@ -189,11 +189,9 @@ def export(
 
     If the file does not compute what the network computes, it is not kept.
     """
-    from mmlda.data import load
     from mmlda.integrations.export import export as export_network
 
-    images = None if data is None else load(data, root)[1]
-    path = export_network(model, out, images=images, root=root)
+    path = export_network(model, out, images=data, root=root)
     show({"path": str(path), "bytes": path.stat().st_size}, str(path), as_json)
 
 

@@ -19,6 +19,7 @@ from mmlda.data.images import ImageData
 IMAGE_KEYS, LABEL_KEYS = ("image", "img"), ("label", "fine_label")  # of Hugging Face's image datasets
 CHANNELS = (1, 3, 4)  # of an image whose channels come last
 EXPECTED = "an ImageData, (x, y), a Dataset, a DataLoader, a name or a path"
+NO_CLASSES = "data must be a DataLoader whose dataset has classes where labels are strings, got none"
 
 
 def as_images(
@@ -195,14 +196,23 @@ def join_batches(parts: Sequence[tuple[Any, Any]]) -> tuple[Tensor, Any]:
     return torch.cat([_tensor(x) for x, _ in parts]), torch.cat([_tensor(y) for y in labels])
 
 
-def as_batch(batch: Any, classes: Sequence[str] | None, num_classes: int | None) -> tuple[Tensor, Tensor]:
-    """A batch of a `DataLoader` as images, uint8 or float32 in [0, 1], and labels int64 [N] below `num_classes`."""
+def as_batch(
+    batch: Any, classes: Sequence[str] | None, num_classes: int | None, names: Sequence[str] | None = None
+) -> tuple[Tensor, Tensor]:
+    """A batch of a `DataLoader` as images, uint8 or float32 in [0, 1], and labels int64 [N], each one of the classes.
+
+    `classes` are those that the dataset lists; without them, strings are numbered by `names`, those of the network.
+    """
     x, y = as_pair(batch, "a batch of data")
-    if classes is None and num_classes is not None:
-        classes = tuple(map(str, range(num_classes)))  # without it, each batch would number its own
-    labels, _ = as_labels(y, classes)
-    if num_classes is not None and len(labels) and not (labels.min() >= 0 and labels.max() < num_classes):
-        raise ValueError(f"labels must be classes from 0 to {num_classes - 1}, got {labels.min()} to {labels.max()}")
+    if classes is None and isinstance(y, list | tuple) and any(isinstance(label, str) for label in y):
+        if names is None and num_classes is None:  # each batch would number its own
+            raise ValueError(NO_CLASSES)
+        classes = tuple(map(str, range(num_classes or 0))) if names is None else names
+    labels, known = as_labels(y, classes)
+    L = num_classes if classes is None else len(known)
+    if L is not None and len(labels) and not (labels.min() >= 0 and labels.max() < L):
+        hint = " (subtract 1 if they begin at 1)" if labels.min() > 0 and labels.max() == L else ""
+        raise ValueError(f"labels must be classes from 0 to {L - 1}, got {labels.min()} to {labels.max()}{hint}")
     return as_pixels(_channels_first(_tensor(x))), labels
 
 

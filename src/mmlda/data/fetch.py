@@ -72,7 +72,7 @@ def check(name: str, root: str | Path | None = None) -> Check:
     Parameters
     ----------
     name
-        Name of the dataset.
+        Name of the dataset; "cifar100-coarse" means the files of "cifar100".
     root
         Folder of the datasets, see `mmlda.data.load`.
 
@@ -91,6 +91,7 @@ def check(name: str, root: str | Path | None = None) -> Check:
     >>> check("digits").ok
     True
     """
+    name = "cifar100" if name == "cifar100-coarse" else name
     _known(name)
     path = None if name == "digits" else data.find(name, root)
     if path is None and name != "digits":

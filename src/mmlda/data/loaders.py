@@ -6,23 +6,40 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from mmlda._utils.checks import check_count
 from mmlda._utils.training_data import class_names
 from mmlda.data.alignment import images_for
-from mmlda.data.convert import as_images, as_pair, dataset_classes, join_batches
+from mmlda.data.convert import NO_CLASSES, as_images, as_pair, dataset_classes, join_batches
 from mmlda.data.images import ImageData
 from mmlda.data.subsets import sample_rows, stratified
 
 
+def loader_sampler(loader: DataLoader[Any]) -> Any:
+    """What selects a loader's images, also inside a batch sampler of the user's own."""
+    return getattr(loader.batch_sampler, "sampler", loader.sampler)
+
+
 def loader_length(loader: DataLoader[Any]) -> int | None:
     """How many images a loader reads per epoch and process; None if it does not know."""
+    if loader.batch_sampler is None:  # each item of the dataset is a batch
+        return None
     try:
-        return len(loader.sampler)  # type: ignore[arg-type]
+        return len(loader_sampler(loader))
     except TypeError:
         return None
+
+
+def listed_classes(loader: DataLoader[Any]) -> ImageData | None:
+    """The classes that a loader's dataset lists, as data with one blank image of each; None if it lists none."""
+    names = dataset_classes(loader)
+    if names is None:
+        return None
+    blank = torch.zeros(len(names), 1, 1, 1, dtype=torch.uint8)
+    return ImageData(blank, torch.arange(len(names)), tuple(map(str, names)))
 
 
 def batches_for(model: Any, loader: DataLoader[Any]) -> Iterator[ImageData]:
@@ -31,7 +48,7 @@ def batches_for(model: Any, loader: DataLoader[Any]) -> Iterator[ImageData]:
     for batch in loader:
         x, y = as_pair(batch, "a batch of data")
         if isinstance(y, list | tuple) and names is None and class_names(model) is None:  # strings, numbered per batch
-            raise ValueError("data must be a DataLoader whose dataset has classes where labels are strings, got none")
+            raise ValueError(NO_CLASSES)
         yield images_for(model, as_images((x, y), names))
         empty = False
     if empty:

@@ -127,13 +127,12 @@ def open_run(run: Run, data: ImageData | DataLoader[Any], device: torch.device, 
     if path.is_file():
         written = checkpoints.read_about(run.out)
         there = {"amp": about["amp"], **remembered(run.model), **written}  # older ones do not say
-        if _lengthened(there, about):
-            if share()[0] == 0:
-                longer = {**written, "recipe": {**written["recipe"], "steps": run.recipe.steps}}
-                checkpoints.write_about(run.out, longer, sealed="sha256" in written)
-                (run.out / "model.safetensors").unlink(missing_ok=True)  # its last checkpoint is continued
-        elif (what := difference(there, about)) is not None:
+        steps = max(written["recipe"]["steps"], run.recipe.steps)  # a run can be lengthened
+        if (what := difference(_with_steps(there, steps), about)) is not None:
             raise ValueError(f"out must be a folder without another run, got {str(run.out)!r}: {what}")
+        if steps > written["recipe"]["steps"] and share()[0] == 0:
+            checkpoints.write_about(run.out, _with_steps(written, steps), sealed="sha256" in written)
+            (run.out / "model.safetensors").unlink(missing_ok=True)  # its last checkpoint is continued
         _compare_versions(run.out, written, device)
     elif share()[0] == 0:
         start = weights_digest(run.model.state_dict())
@@ -157,11 +156,9 @@ def _compare_versions(out: Path, written: dict[str, Any], device: torch.device) 
         warnings.warn(f"the run in {out} was begun with {what}: its weights may differ by rounding", stacklevel=5)
 
 
-def _lengthened(there: dict[str, Any], about: dict[str, Any]) -> bool:
-    """Whether the requested run has more steps than the existing one and is otherwise the same."""
-    old, new = there.get("recipe"), about["recipe"]
-    longer = isinstance(old, dict) and isinstance(old.get("steps"), int) and old["steps"] < new["steps"]
-    return longer and difference({**there, "recipe": {**old, "steps": new["steps"]}}, about) is None  # type: ignore[dict-item]
+def _with_steps(about: dict[str, Any], steps: int) -> dict[str, Any]:
+    """A run's description with another number of steps."""
+    return {**about, "recipe": {**about["recipe"], "steps": steps}}
 
 
 def difference(there: dict[str, Any], asked: dict[str, Any]) -> str | None:

@@ -63,6 +63,13 @@ class Journal:
             self.saved_step, self.written = step, time.perf_counter()
         return done
 
+    def close(self, step: int, rate: float) -> None:
+        """Log and save the last step, unless that is done; its validation, if one was due, is left out."""
+        if step != self.logged_step:
+            self._log(step, rate, True, False)
+        if self.run.out is not None and step > max(self.saved_step, 0):
+            self.save()
+
     def _log(self, step: int, rate: float, save: bool, validate: bool) -> None:
         run = self.run
         loss, accuracy, bad, last = self.tally.read()  # waits for the device

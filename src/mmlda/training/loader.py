@@ -11,14 +11,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from mmlda._utils.checks import invalid
+from mmlda.attacks.checks import warn_caller
 from mmlda.data import ImageData, draw_augmentation
-from mmlda.data.convert import as_batch, dataset_classes
-from mmlda.data.loaders import loader_length
+from mmlda.data.alignment import relabelled
+from mmlda.data.convert import as_batch, as_labels, as_pair, dataset_classes
+from mmlda.data.loaders import listed_classes, loader_length, loader_sampler
 from mmlda.training.batches import Batches, share, to_pixels
 from mmlda.training.recipes import Recipe
 
@@ -26,11 +29,32 @@ AHEAD = 2  # batches that may wait on the device, so that a host far ahead of it
 
 
 def batch_size(loader: DataLoader[Any]) -> int:
-    """Images per training step: those of the loader's batch, times the number of processes."""
+    """Images per training step: those of the loader's batch, times the number of processes.
+
+    Where the loader does not state it (`batch_size=None`, or a batch sampler of the user's), it is that of the first
+    batch, which is read for this.
+    """
     size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
     if not isinstance(size, int):
-        raise ValueError("data must be a DataLoader with a batch_size, got one without")
+        with torch.random.fork_rng(devices=[]):
+            batch = next(iter(loader), None)
+        if batch is None:
+            raise ValueError("data must have at least one image, got an empty DataLoader")
+        size = len(as_labels(as_pair(batch, "a batch of data")[1], dataset_classes(loader))[0])
     return size * share()[1]
+
+
+def whole_batches(loader: DataLoader[Any], size: int) -> int | None:
+    """How many batches of `size` images an epoch has; None if unknown. Batches of the user's own count as whole."""
+    if type(loader.batch_sampler) is BatchSampler:
+        images = loader_length(loader)
+        if images is not None and images < size:
+            raise ValueError(f"data must have at least one whole batch of {size} images, got {images}")
+        return None if images is None else images // size
+    try:
+        return None if isinstance(loader.dataset, IterableDataset) else len(loader)
+    except TypeError:
+        return None
 
 
 def describe_loader(loader: DataLoader[Any]) -> dict[str, Any]:
@@ -38,41 +62,41 @@ def describe_loader(loader: DataLoader[Any]) -> dict[str, Any]:
     return {"name": type(loader.dataset).__name__, "images": loader_length(loader), "sha256": None}
 
 
-def learn_classes(model: Any, loader: DataLoader[Any]) -> None:
-    """Keep the class names of the loader's dataset, if it has any, with the network."""
-    names, L = dataset_classes(loader), getattr(model, "num_classes", None)
-    if names is not None and isinstance(L, int) and L < len(names):
-        raise ValueError(f"model must have at least the {len(names)} classes of the data, got {L}")
-    if names is not None:
-        model.classes = tuple(map(str, names))
-
-
 class LoaderBatches(Batches):
     """The batches of a `DataLoader`.
 
-    Every epoch reads the loader once, with torch's random numbers a function of (seed, epoch, process), and skips an
-    incomplete last batch. A resumed run reads and discards the batches of its epoch that were already used, so it sees
+    Every epoch reads the loader once, with torch's random numbers a function of (seed, epoch, process), and skips
+    incomplete batches. A resumed run reads and discards the batches of its epoch that were already used, so it sees
     the same batches again. A loader without a length starts a new epoch instead. Workers that persist keep their random
-    numbers from epoch to epoch, so what they draw after a resume differs.
+    numbers from epoch to epoch, so what they draw after a resume differs; the order of the images does not.
+
+    `recipe.batch_size` is that of `batch_size`, and `names` are the network's classes: labels follow them.
     """
 
     shape: tuple[int, ...] = ()  # of an image; unknown before the first batch
 
-    def __init__(self, loader: DataLoader[Any], recipe: Recipe, device: torch.device, num_classes: int | None):
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        recipe: Recipe,
+        device: torch.device,
+        num_classes: int | None,
+        names: tuple[str, ...] | None = None,
+    ):
         if recipe.adversary is not None and recipe.adversary.craft == "once":
             raise invalid("craft", "'online' for a DataLoader", "once")
         self.rank, self.world = share()
-        sharded = isinstance(loader.sampler, DistributedSampler) or isinstance(loader.dataset, IterableDataset)
-        if self.world > 1 and not sharded:
+        self.sampler, self.iterable = loader_sampler(loader), isinstance(loader.dataset, IterableDataset)
+        if self.world > 1 and not (self.iterable or isinstance(self.sampler, DistributedSampler)):
             raise ValueError("data must be a DataLoader with a DistributedSampler in several processes, got another")
         self.loader, self.recipe, self.device, self.num_classes = loader, recipe, device, num_classes
-        self.size, self.per_epoch = batch_size(loader), 1  # the loop seeks before every epoch: here, every step
+        self.size, self.per_epoch = recipe.batch_size, 1  # the loop seeks before every epoch: here, every step
         self.local = self.size // self.world
-        images = loader_length(loader)
-        if images is not None and images < self.local:
-            raise ValueError(f"data must have at least one whole batch of {self.local} images, got {images}")
-        self.whole = None if images is None else images // self.local  # batches per epoch
-        self.classes = dataset_classes(loader)
+        self.whole = whole_batches(loader, self.local)
+        listed, self.names = listed_classes(loader), names
+        self.classes = None if listed is None else listed.classes
+        self.numbers = None if listed is None else relabelled(names, listed).labels  # the network's, of each class
+        self.seen: set[int] = set()  # labels of the first epoch
         self.step, self.epoch = -1, 0
         self.batches: Iterator[Any] | None = None
         self.random = torch.Generator().get_state()  # torch's random numbers as the loader sees them
@@ -89,6 +113,7 @@ class LoaderBatches(Batches):
         with self._own_random():
             x, y = self._read(step)
         if self.step < 0:
+            self._check_shards(x)
             self.images, self.labels = torch.empty_like(x, device=self.device), torch.empty_like(y, device=self.device)
             self.shape = tuple(x.shape[1:])
         elif x.shape != self.images.shape or x.dtype != self.images.dtype:
@@ -109,26 +134,51 @@ class LoaderBatches(Batches):
             epoch, done = divmod(step, self.whole) if self.whole else (step, 0)
             self._begin(epoch)
             for _ in range(done):
-                next(self.batches)  # type: ignore[arg-type]
+                next(self.batches, None)  # type: ignore[arg-type]
+            self.seen = {0} if done else set()  # unknown
         fresh = False
         while True:
             batch = next(self.batches, None)  # type: ignore[arg-type]
             if batch is None:
                 if fresh:
                     raise ValueError(f"data must have at least one whole batch of {self.local} images, got none")
+                self._warn_of_labels_from_1()
                 self._begin(self.epoch + 1)
                 fresh = True
                 continue
-            x, y = as_batch(batch, self.classes, self.num_classes)
+            x, y = as_batch(batch, self.classes, self.num_classes, self.names)
+            if len(y) > self.local:
+                raise ValueError(f"every batch of data must be at most {self.local} images, got {len(y)}")
+            if self.epoch == 0:
+                self.seen.update(y.tolist())
             if len(y) == self.local:
-                return x, y
+                return x, y if self.numbers is None else self.numbers[y]
+
+    def _warn_of_labels_from_1(self) -> None:
+        """Warn where an epoch had all classes of the network except class 0, and classes have no names."""
+        L = self.num_classes or 0
+        if L > 2 and self.classes is None and self.seen == set(range(1, L)):
+            warn_caller(f"class 0 of {L} has no images: subtract 1 if the labels begin at 1")
+
+    def _check_shards(self, x: Tensor) -> None:
+        """Raise where an `IterableDataset` begins with the same batch in every process."""
+        if self.world == 1 or not self.iterable:
+            return
+        low = x.double().mean().to(self.device)
+        high = low.clone()
+        dist.all_reduce(low, op=dist.ReduceOp.MIN)
+        dist.all_reduce(high, op=dist.ReduceOp.MAX)
+        if bool(low == high):
+            raise ValueError("data must yield other images in each process, got one IterableDataset in all of them")
 
     def _begin(self, epoch: int) -> None:
         self.epoch = epoch
         generator = torch.Generator().manual_seed(((self.recipe.seed * 1_000_003 + epoch) * 8191 + self.rank) % 2**63)
         torch.set_rng_state(generator.get_state())
-        if isinstance(self.loader.sampler, DistributedSampler):
-            self.loader.sampler.set_epoch(epoch)
+        if self.loader.generator is None and getattr(self.loader, "_iterator", None) is not None:
+            torch.empty((), dtype=torch.int64).random_()  # what new workers are seeded with; those that persist are not
+        if isinstance(self.sampler, DistributedSampler):
+            self.sampler.set_epoch(epoch)
         self.batches = iter(self.loader)
 
     @contextmanager

@@ -10,35 +10,31 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-import signal
-import sys
 import threading
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader
 
 from mmlda._utils.checks import invalid
 from mmlda._utils.device import device_of
 from mmlda._utils.progress import Report, progress
-from mmlda.data import ImageData, as_images, images_for
-from mmlda.data.alignment import from_one, learn, numbered
-from mmlda.evaluation.accuracy import first_logits
-from mmlda.models import Classifier, fast_convolutions
+from mmlda._utils.training_data import class_names
+from mmlda.data import ImageData, as_images
+from mmlda.models import fast_convolutions
 from mmlda.models.saved import fill
 from mmlda.training import checkpoints, folder
 from mmlda.training.batches import Batches, share
 from mmlda.training.crafting import craft_once
 from mmlda.training.folder import Run
+from mmlda.training.interrupt import errors_as_stop, halt, interruptible, stop
 from mmlda.training.journal import Journal
-from mmlda.training.loader import LoaderBatches, batch_size, learn_classes
+from mmlda.training.loader import LoaderBatches, batch_size
+from mmlda.training.matching import check_shape, class_count, matched, warn_of_labels_from_1
 from mmlda.training.recipes import Recipe, as_recipe
 from mmlda.training.step import Average, Step, Tally, make_launch, make_optimizer, set_rate
 from mmlda.training.validation import Validation
@@ -97,14 +93,16 @@ def fit(
         Pixels in [0, 1] -> logits; a `Classifier`, or any module with the loss "ce".
     data
         Anything `mmlda.data.as_images` takes: an `ImageData`, a pair (x, y), a `Dataset`, a name, a path. A
-        `DataLoader` is read batch by batch, never whole, and its batch size replaces the recipe's.
+        `DataLoader` is read batch by batch, never whole, and its batch size (that of its first batch, where it does not
+        state one) replaces the recipe's.
     recipe
         A `Recipe`, or the name of one in `mmlda.RECIPES`.
     teacher
         A trained network whose probabilities replace a share `recipe.distill` of the labels.
     validation
         Other images, in any form that `data` may have: the accuracy on them is measured along the way and recorded in
-        `history`. Do not use the test set with `keep_best` or `patience`.
+        `history`. A `DataLoader` is read again for each measurement, batch by batch. Do not use the test set with
+        `keep_best` or `patience`.
     keep_best
         Return the network with the best validation accuracy, not the last one.
     patience
@@ -187,22 +185,6 @@ def fit(
     return run
 
 
-def check_shape(run: Run, data: ImageData) -> None:
-    """Raise a ValueError unless network and teacher take the images."""
-    with torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_available() else []):
-        first_logits(run.model, data)
-        if run.teacher is not None:
-            first_logits(run.teacher, data, "the teacher")
-
-
-def warn_of_labels_from_1(model: nn.Module, data: ImageData) -> None:
-    """Warn where class 0 alone of all the network's classes has no images, and classes have no names."""
-    L = getattr(model, "num_classes", data.num_classes)
-    alone = (data.counts == 0).nonzero().flatten().tolist() == [0]
-    if alone and L == data.num_classes > 2 and numbered(data.classes):
-        warnings.warn(f"class 0 of {L} has no images: subtract 1 if the labels begin at 1", stacklevel=3)
-
-
 def make_validation(
     data: Any,
     keep_best: bool | None,
@@ -220,7 +202,8 @@ def make_validation(
     if every is None and out is not None and (out / "run.json").is_file():  # a run that is continued keeps its rhythm
         every = (checkpoints.read_about(out).get("validation") or {}).get("every")
     every = max(1, recipe.steps // 20) if every is None else every
-    return Validation(as_images(data, split="test"), every, bool(keep_best), patience)
+    held = data if isinstance(data, DataLoader) else as_images(data, split="test")
+    return Validation(held, every, bool(keep_best), patience)
 
 
 def training_steps(
@@ -236,7 +219,7 @@ def training_steps(
     `fit` exhausts one; `mmlda.fit_many` takes turns with several, each on its own CUDA stream.
     """
     model, out = run.model, run.out
-    data = _checked(run, data)
+    data = matched(run, data)
     device = device_of(model, options.device)
     model.to(device)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -256,29 +239,6 @@ def training_steps(
         held.release()
 
 
-def _checked(run: Run, data: ImageData | DataLoader[Any]) -> ImageData | DataLoader[Any]:
-    """The training set as the network numbers and scales it, and the validation set likewise; both must fit."""
-    model = run.model
-    if not isinstance(data, ImageData):
-        learn_classes(model, data)
-        if run.validation is not None:
-            run.validation.data = images_for(model, run.validation.data)
-        return data
-    L = model.num_classes if isinstance(model, Classifier) else data.num_classes
-    if L < data.num_classes:
-        count, hint = data.num_classes, from_one(data, L)
-        raise ValueError(f"model must have at least the {count} classes of the data, got {L}{hint}")
-    data = learn(model, data)
-    if run.validation is not None:
-        held = images_for(model, run.validation.data)
-        if held.shape != data.shape:
-            raise ValueError(f"validation must have the shape {data.shape} of the training data, got {held.shape}")
-        if isinstance(model, Classifier) and held.num_classes > L:
-            raise ValueError(f"validation must have at most the {L} classes of the network, got {held.num_classes}")
-        run.validation.data = held
-    return data
-
-
 def _steps(
     run: Run,
     data: ImageData | DataLoader[Any],
@@ -289,10 +249,11 @@ def _steps(
 ) -> Iterator[int]:
     model, recipe = run.model, run.recipe
     model.train()
-    classes = getattr(model, "num_classes", None)
-    batches = (
-        Batches(data, recipe, device) if isinstance(data, ImageData) else LoaderBatches(data, recipe, device, classes)
-    )
+    batches: Batches
+    if isinstance(data, ImageData):
+        batches = Batches(data, recipe, device)
+    else:
+        batches = LoaderBatches(data, recipe, device, class_count(model), class_names(model))
     optimizer = make_optimizer(model, recipe, device)
     if recipe.adversary is not None and recipe.adversary.craft == "once":
         _craft_from_the_start(run, batches)
@@ -300,26 +261,33 @@ def _steps(
     if run.out is not None:
         folder.resume(run, optimizer, average)
     step, tally = run.step, Tally(device, run.step, run.loss)
-    batches.seek(step)
+    with errors_as_stop(run, stopped, lambda: None):
+        batches.seek(step)
     if isinstance(batches, LoaderBatches):
         check_shape(run, batches.first())
     full_step = Step(model, batches, optimizer, tally, average, _teacher(run, device), amp=options.uses_amp(device))
     launch = make_launch(full_step, eager=options.eager, deterministic=options.deterministic)
     journal = Journal(run, options, tally, average, lambda: folder.save(run, optimizer, average), report)
     rate = math.nan
+
+    def close() -> None:
+        journal.close(step, rate)
+
     report(step, start=True)
     while step < recipe.steps:
         if step % batches.per_epoch == 0:
-            batches.seek(step)
+            with errors_as_stop(run, stopped, close):
+                batches.seek(step)
         if recipe.rate(step) != rate:
             rate = recipe.rate(step)
             set_rate(optimizer, rate)
         launch()
         step += 1
-        halt = _halt(stopped, step % min(journal.log_every, 50) == 0, device)
-        done = journal.after(step, rate, halt)
-        if halt and not done:
-            _stop(run)
+        halted = halt(stopped, step % min(journal.log_every, 50) == 0, device)
+        with errors_as_stop(run, stopped, close):
+            done = journal.after(step, rate, halted)
+        if halted and not done:
+            stop(run)
         yield step
         if done:
             break
@@ -345,13 +313,6 @@ def _teacher(run: Run, device: torch.device) -> nn.Module | None:
     return teacher.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-def _stop(run: Run) -> None:
-    """Leave the loop after Ctrl-C; the run has been saved."""
-    if run.out is not None and share()[0] == 0:
-        print(f"stopped at step {run.step} and saved; the same call with out={str(run.out)!r} resumes", file=sys.stderr)
-    raise KeyboardInterrupt(f"stopped at step {run.step}")
-
-
 def _save_weights(run: Run, name: str) -> None:
     """Write the network to a file of its run."""
     assert run.out is not None
@@ -368,33 +329,3 @@ def _craft_from_the_start(run: Run, batches: Batches) -> None:
         elif share()[0] == 0:
             _save_weights(run, path.name)
     craft_once(run.model, batches)
-
-
-def _halt(stopped: threading.Event | None, due: bool, device: torch.device) -> bool:
-    """Whether to stop after this step. Several processes must stop after the same one, so they agree when due."""
-    asked = stopped is not None and stopped.is_set()
-    if share()[1] == 1 or not due:
-        return asked and share()[1] == 1
-    flag = torch.tensor(float(asked), device=device)
-    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-    return bool(flag)
-
-
-@contextmanager
-def interruptible() -> Iterator[threading.Event]:
-    """Ctrl-C sets the event, and the loop stops after the step it is in; a second one stops at once."""
-    stopped = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stopped
-        return
-
-    def handle(number: int, frame: Any) -> None:
-        if stopped.is_set():
-            raise KeyboardInterrupt
-        stopped.set()
-
-    before = signal.signal(signal.SIGINT, handle)
-    try:
-        yield stopped
-    finally:
-        signal.signal(signal.SIGINT, before)

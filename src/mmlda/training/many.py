@@ -14,14 +14,9 @@ from mmlda._utils.device import device_of
 from mmlda._utils.progress import progress
 from mmlda.data import ImageData, as_images
 from mmlda.training.folder import Run
-from mmlda.training.loop import (
-    Options,
-    check_shape,
-    interruptible,
-    make_validation,
-    training_steps,
-    warn_of_labels_from_1,
-)
+from mmlda.training.interrupt import interruptible
+from mmlda.training.loop import Options, make_validation, training_steps
+from mmlda.training.matching import check_shape, warn_of_labels_from_1
 from mmlda.training.recipes import Recipe, as_recipe
 
 

@@ -17,9 +17,11 @@ from torch import nn
 from mmlda._utils.checks import check_choice, damaged, invalid
 from mmlda._utils.files import read_json, write_json
 from mmlda._utils.settings import typed
+from mmlda._utils.training_data import recall
 from mmlda.data import ImageData, holdout, load, stratified
+from mmlda.data.alignment import learn
 from mmlda.evaluation.accuracy import Accuracy, accuracy, check_fits
-from mmlda.models import SoftmaxHead, build
+from mmlda.models import Classifier, SoftmaxHead, build
 from mmlda.training import checkpoints
 from mmlda.training.folder import Run
 from mmlda.training.loop import fit, make_validation
@@ -74,9 +76,10 @@ def train(
     keep_best, patience, validate_every
         As in `mmlda.fit`.
     priors
-        Class priors of the head: "uniform", the default, or "empirical" for the shares in the training set.
+        Class priors of the head: "uniform" or "empirical" for the shares in the training set; by default those of
+        `start`, else uniform.
     head
-        "mmlda" or "softmax"; by default that of `start`, else "mmlda".
+        "mmlda" or "softmax"; by default that of `start` or of the run in `out`, else "mmlda".
     recipe
         A name in `RECIPES`; by default the paper's for the data and the head.
     start
@@ -126,11 +129,11 @@ def train(
     source: dict[str, Any] = {key: before.get(key) if value is None else value for key, value in asked.items()}
     source["data"] = name = str(source["data"] or "digits")
     source["keep_best"] = bool(source["keep_best"])
+    own = _head(head, start, before)
     if before and recipe is None:
         chosen = _continued(before["recipe"], steps, seed, changes or {}, out)
     else:
-        head = _head(head, start)
-        chosen = choose_recipe(name, head, name=recipe, steps=steps, **{"seed": seed or 0, **(changes or {})})
+        chosen = choose_recipe(name, own, name=recipe, steps=steps, **{"seed": seed or 0, **(changes or {})})
     train_set, held, test_set = _images(name, root, source["n"], source["validation"])
     kept, waited, every = (source[key] for key in ("keep_best", "patience", "validate_every"))
     make_validation(held, kept, waited, every, chosen, None)  # raises before `out` is written
@@ -139,11 +142,14 @@ def train(
         settings["priors"] = train_set.priors.tolist()
     with _processes(device) as place:
         if start is not None:
-            net = start
-        elif before and head is None and not model and priors is None and before["model"] is not None:
-            net = build(before["model"], seed=chosen.seed)
+            net = with_priors(start, source["priors"], train_set)
+        elif before and not model and before["model"] is not None and head in (None, before["model"].get("head")):
+            changed = {} if priors is None else {"priors": settings.get("priors")}
+            net = build({**before["model"], **changed}, seed=chosen.seed)
+            if before["fine_tuned"]:  # the data may lack a class that the network knows
+                recall(net, before)
         else:
-            net = _build(_head(head, None), name, train_set, settings, chosen.seed)
+            net = _build(own, name, train_set, settings, chosen.seed)
         check_fits(net.to(place), train_set, spare=True)
         first = not dist.is_initialized() or dist.get_rank() == 0
         if out is not None and not before and first:
@@ -179,7 +185,8 @@ def _earlier(out: str | Path | None) -> dict[str, Any]:
         typed(SOURCE, source)
     except ValueError as error:
         raise damaged(path, "as a run writes it (or choose another folder)", f"a damaged one ({error})") from None
-    return {"fine_tuned": False, **source, "recipe": Recipe.from_dict(about["recipe"]), "model": about.get("model")}
+    kept = {key: about.get(key) for key in ("model", "classes", "bounds")}
+    return {"fine_tuned": False, **source, "recipe": Recipe.from_dict(about["recipe"]), **kept}
 
 
 def _images(
@@ -238,15 +245,25 @@ def choose_recipe(
     return dataclasses.replace(recipe, **changes)
 
 
-def _head(head: str | None, start: nn.Module | None) -> str:
+def _head(head: str | None, start: nn.Module | None, before: dict[str, Any]) -> str:
+    """The head that was asked for, or else that of the network to start from, or of the run that is resumed."""
     if start is None:
-        head = head or "mmlda"
+        head = head or (before.get("model") or {}).get("head", "mmlda")
         check_choice("head", head, ("mmlda", "softmax"))
         return head
     own = "softmax" if isinstance(getattr(start, "head", None), SoftmaxHead) else "mmlda"
     if head not in (None, own):
         raise invalid("head", f"{own!r}, that of the network to start from", head)
     return own
+
+
+def with_priors(start: nn.Module, priors: str | None, data: ImageData) -> nn.Module:
+    """The network to fine-tune with the class priors asked for, those of the data as the network numbers it."""
+    if priors is None:
+        return start
+    if not isinstance(start, Classifier):
+        raise invalid("priors", "None for a network to start from that is not an mmlda.Classifier", priors)
+    return start.with_priors(None) if priors == "uniform" else start.with_priors(priors, learn(start, data).labels)
 
 
 def _build(head: str, data: str, train_set: ImageData, settings: dict[str, Any], seed: int) -> nn.Module:

@@ -34,8 +34,9 @@ from mmlda.evaluation.accuracy import accuracy
 from mmlda.models import build
 from mmlda.results import device_name, versions
 from mmlda.training.folder import Run, difference
-from mmlda.training.loop import Options, check_shape
+from mmlda.training.loop import Options
 from mmlda.training.many import together
+from mmlda.training.matching import check_shape
 from mmlda.training.recipes import Recipe, as_recipe, network_for
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from mmlda._utils.checks import check_count
 from mmlda._utils.device import device_of
@@ -17,6 +18,7 @@ from mmlda.data import ImageData
 from mmlda.evaluation.accuracy import accuracy
 from mmlda.models import fast_convolutions
 from mmlda.training.batches import share
+from mmlda.training.loader import describe_loader
 from mmlda.training.step import Average
 
 
@@ -27,7 +29,7 @@ class Validation:
     Parameters
     ----------
     data
-        The validation set.
+        The validation set; a `DataLoader` is read again for each measurement.
     every
         Steps between two measurements; there is one after the last step too.
     keep_best
@@ -36,7 +38,7 @@ class Validation:
         Stop after this many measurements in a row without improvement; None never stops.
     """
 
-    data: ImageData
+    data: ImageData | DataLoader[Any]
     every: int
     keep_best: bool = False
     patience: int | None = None
@@ -56,12 +58,15 @@ class Validation:
 
     def describe(self) -> dict[str, Any]:
         """What determines a run's result, for its run.json."""
-        about = {"images": len(self.data), "sha256": self.data.digest(), "every": self.every}
-        return {**about, "keep_best": self.keep_best, "patience": self.patience}
+        if isinstance(self.data, DataLoader):
+            about = describe_loader(self.data)
+        else:
+            about = {"images": len(self.data), "sha256": self.data.digest()}
+        return {**about, "every": self.every, "keep_best": self.keep_best, "patience": self.patience}
 
     def measure(self, model: nn.Module, average: Average | None, step: int) -> float:
         """The accuracy of the current network, with averaged weights if there are any."""
-        with _as_network(model, average):
+        with _as_network(model, average), torch.random.fork_rng(devices=[]):  # a loader draws a seed for its workers
             found = torch.tensor(accuracy(model, self.data).accuracy, dtype=torch.float64)
             if share()[1] > 1:  # batch norm's statistics differ between processes, and all must decide alike
                 found = found.to(device_of(model))
