@@ -8,6 +8,7 @@ import pytest
 
 import mmlda
 from mmlda.cli import judging, options, tools
+from mmlda.data.fetch import available
 
 TORCH_FREE = """
 import sys
@@ -57,7 +58,7 @@ def test_completion_offers_commands_options_and_names_without_torch():
 def test_lists_that_are_known_without_torch_are_complete():
     assert judging.REPRODUCED == [*mmlda.paper.PARTS, "all"]
     assert list(mmlda.data.datasets.CLASSES) == options.DATASETS
-    assert [one.name for one in mmlda.data.fetch.available() if not one.embedded] == tools.FETCHED
+    assert [one.name for one in available() if not one.embedded] == tools.FETCHED
 
 
 def test_public_names_are_imported_on_first_use():

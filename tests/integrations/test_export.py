@@ -1,11 +1,13 @@
 """Exported files compute what the network computes, and a wrong exporter is refused."""
 
+import json
 import sys
 
 import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_iris
+from torch.utils.data import DataLoader, TensorDataset
 
 import mmlda
 from mmlda.integrations import export as module
@@ -13,6 +15,7 @@ from mmlda.integrations.export import ExportMismatch, export
 from mmlda.models import build
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra mmlda[onnx] is not installed")
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
 
 def run_onnx(path, x):
@@ -75,6 +78,48 @@ def test_a_fitted_estimator(tmp_path):
     np.testing.assert_allclose(probabilities, estimator.predict_proba(X), atol=1e-4)
 
 
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+def test_a_column_that_float32_cannot_hold_is_refused(suffix, tmp_path):
+    from mmlda.integrations.sklearn import MaxMahalanobisClassifier
+
+    rng = np.random.default_rng(0)
+    X, path = np.c_[1.7e9 + rng.uniform(0, 2000, 400), rng.normal(size=400)], tmp_path / f"m{suffix}"
+    y = X[:, 0] > 1.7e9 + 1000
+    estimator = MaxMahalanobisClassifier(random_state=0, max_iter=100).fit(X, y)
+    for images in (None, X, (X, y)):
+        with pytest.raises(ExportMismatch, match=r"got a difference of .*float32, so scale the columns of the table"):
+            export(estimator, path, images=images)
+    assert not list(tmp_path.iterdir())
+    X[:, 0] -= 1.7e9
+    assert export(MaxMahalanobisClassifier(random_state=0, max_iter=9).fit(X, y), path, images=X).is_file()
+
+
+def test_a_class_with_prior_0(images, tmp_path):
+    model = build({"backbone": "conv_net", "num_classes": 3, "priors": [0.5, 0.5, 0.0]}, seed=0).eval()
+    _, (logits, probabilities) = run_onnx(export(model, tmp_path / "m.onnx", images=images), images[:4])
+    assert bool((logits[:, 2] == -torch.inf).all()) and bool((probabilities[:, 2] == 0).all())
+    with pytest.raises(ExportMismatch, match="logits must be infinite where the network's are on 3 real inputs"):
+        module._compare(model, lambda x: (model(x).detach().clamp(min=-9), model(x).softmax(1)), images[:3], "real")
+
+
+def test_onnx_names_the_batch_axis_and_the_classes(network, images, tmp_path):
+    from mmlda.integrations.sklearn import MaxMahalanobisClassifier
+
+    def session(model, **options):
+        return onnxruntime.InferenceSession(export(model, tmp_path / "m.onnx", **options))
+
+    plain = session(network, images=images)
+    assert [value.shape[0] for value in (*plain.get_inputs(), *plain.get_outputs())] == ["batch"] * 3
+    assert "classes" not in plain.get_modelmeta().custom_metadata_map
+    named = build({"backbone": "mlp", "inputs": 4, "num_classes": 2}, seed=0)
+    named.classes = ("cat", "dog")
+    estimator = MaxMahalanobisClassifier(random_state=0, max_iter=2, early_stopping=True).fit(
+        *load_iris(return_X_y=True)
+    )
+    for model, classes in ((named, ["cat", "dog"]), (estimator, [0, 1, 2])):
+        assert json.loads(session(model).get_modelmeta().custom_metadata_map["classes"]) == classes
+
+
 def test_the_model_keeps_its_mode_and_weights(network, images, tmp_path):
     network.train()
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
@@ -110,6 +155,7 @@ def test_a_wrong_exporter_is_refused_and_leaves_no_file(suffix, network, images,
         (lambda z: (z * float("nan"), z.softmax(1)), "logits must be within"),
         (lambda z: (z[:1], z.softmax(1)), "must have shape"),
         (lambda z: (z, z.sigmoid()), "probabilities must be"),
+        (lambda z: (z, z.softmax(1) + 0.01), "probabilities must be"),
     ],
 )
 def test_what_counts_as_a_mismatch(change, message, network, images):
@@ -117,13 +163,22 @@ def test_what_counts_as_a_mismatch(change, message, network, images):
         module._compare(network, lambda x: change(network(x)), images[:3], "real")
 
 
+def test_the_tolerance_of_probabilities_does_not_grow_with_the_logits(images):
+    model = build({"backbone": "conv_net", "num_classes": 2, "C": 1e10}, seed=0).eval()
+    with pytest.raises(ExportMismatch, match="probabilities must be those of the network"), torch.no_grad():
+        module._compare(model, lambda x: (model(x), 1 - model(x).softmax(1)), images[:3], "real")
+
+
 def test_real_images_in_any_form_are_compared_in_0_to_1(network, images, tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(module, "_compare", lambda network, run, x, kind: seen.append(x) if kind == "real" else None)
     digits = mmlda.data.load("digits")[1]
-    for given in (images, images.numpy(), digits, digits.images[:20]):
+    pairs = TensorDataset(images, digits.labels[:20])
+    forms = [images, images.numpy(), digits, digits.images[:20], images[:, 0], (images, digits.labels[:20].tolist())]
+    forms += [pairs, DataLoader(pairs, batch_size=17), "digits", {"image": images, "label": digits.labels[:20]}]
+    for given in forms:
         export(network, tmp_path / "model.pt2", images=given)
-    assert all(torch.equal(x, images[: len(x)]) for x in seen) and len(seen) == 4 * len(module.BATCHES)
+    assert all(torch.equal(x, images[: len(x)]) for x in seen) and len(seen) == len(forms) * len(module.BATCHES)
 
 
 def test_an_error_on_real_images_alone_is_found(network, images, tmp_path, monkeypatch):
@@ -145,9 +200,26 @@ def test_mistakes_are_named(network, tmp_path, monkeypatch):
         export(network, tmp_path / "model.onnx")
     with pytest.raises(ValueError, match=r"images must fit the network, got those of shape \[3, 8, 8\] \(Given groups"):
         export(network, tmp_path / "model.onnx", images=torch.rand(2, 3, 8, 8))
+    with pytest.raises(
+        ValueError, match=r"x must be in \[0, 1\], got values from 0 to 16 \(put the normalisation into"
+    ):
+        export(network, tmp_path / "model.onnx", images=torch.tensor([0.0, 16.0]).view(2, 1, 1, 1))
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ImportError, match=r"export to ONNX needs onnxruntime: pip install 'mmlda\[onnx\]'"):
         export(network, tmp_path / "model.onnx", images=torch.rand(2, 1, 8, 8))
+
+
+@pytest.mark.parametrize(
+    ("change", "got"),
+    [
+        (lambda z: z[:, 0], r"\[2\] for 2 images"),
+        (lambda z: z[:, :1], r"\[2, 1\] for 2 images"),
+        (lambda z: (z, z), "a tuple for 2 images"),
+    ],
+)
+def test_a_network_without_logits_is_named(change, got, network, images, tmp_path):
+    with pytest.raises(ValueError, match=rf"model must return logits \[N, L\] of at least 2 classes, got {got}"):
+        export(Wrong(network, change), tmp_path / "model.pt2", images=images)
 
 
 def test_the_command(network, tmp_path, capsys, monkeypatch):

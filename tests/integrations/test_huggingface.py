@@ -58,6 +58,105 @@ def test_the_card_of_an_own_network_has_what_is_known(tmp_path):
     assert "| dataset | digits |" in card and "| test accuracy | 97.50% |" in card and "| recipe |" not in card
 
 
+def test_the_facts_are_kept(tmp_path):
+    facts = {"name": "mine", "data": "digits", "accuracy": 0.975, "test_images": 360, "recipe": {"steps": 60}}
+    HubClassifier.of(build(CONFIGS[0]), **facts).save_pretrained(tmp_path)
+    again = HubClassifier.from_pretrained(tmp_path)
+    assert again.card == facts
+    again.save_pretrained(tmp_path / "copy")
+    assert (tmp_path / "copy" / "README.md").read_text() == (tmp_path / "README.md").read_text()
+    model = build(CONFIGS[0])
+    assert HubClassifier(model.backbone, model.head).card == {}
+    (tmp_path / "card.json").write_text('{"accuracy": "high"}')
+    with pytest.raises(ValueError, match=r"card.json: accuracy must be float, got 'high'"):
+        HubClassifier.from_pretrained(tmp_path)
+
+
+def test_a_second_network_replaces_the_card_of_the_first_but_no_other_readme(tmp_path):
+    HubClassifier.of(build(CONFIGS[0]), data="digits").save_pretrained(tmp_path)
+    HubClassifier.of(build(CONFIGS[1])).save_pretrained(tmp_path)
+    card = (tmp_path / "README.md").read_text()
+    assert "softmax head, 3 classes" in card and "digits" not in card
+    assert HubClassifier.from_pretrained(tmp_path).card == {}
+    (tmp_path / "README.md").write_text("# My project\n")
+    HubClassifier.of(build(CONFIGS[0])).save_pretrained(tmp_path)
+    assert (tmp_path / "README.md").read_text() == "# My project\n"
+
+
+def test_the_card_names_the_repository(tmp_path, monkeypatch):
+    uploaded = []
+
+    class Api:
+        def __init__(self, token=None):
+            pass
+
+        def create_repo(self, repo_id, **options):
+            return type("Repository", (), {"repo_id": repo_id})
+
+        def upload_folder(self, folder_path, **options):
+            uploaded.append((folder_path / "README.md").read_text())
+
+    monkeypatch.setattr("huggingface_hub.hub_mixin.HfApi", Api)
+    hub = HubClassifier.of(build(CONFIGS[0]))
+    hub.push_to_hub("me/network")
+    hub.save_pretrained(tmp_path / "one", repo_id="me/network", push_to_hub=True)
+    hub.save_pretrained(tmp_path / "two", repo_id="me/network")
+    cards = [*uploaded, *((tmp_path / name / "README.md").read_text() for name in ("one", "two"))]
+    assert len(cards) == 4 and all('from_pretrained("me/network")' in card for card in cards)
+
+
+def test_repositories_are_downloaded(tmp_path, monkeypatch):
+    from mmlda.integrations import huggingface
+
+    HubClassifier.of(build(CONFIGS[0])).save_pretrained(tmp_path)
+    asked = []
+    monkeypatch.setattr(huggingface, "snapshot_download", lambda *args, **options: asked.append(options) or tmp_path)
+    assert HubClassifier.from_pretrained("me/network", revision="v1").num_classes == 10
+    assert asked[0]["revision"] == "v1" and "model.safetensors" in asked[0]["allow_patterns"]
+    for source in ("./nope", "/nope/nope", tmp_path / "nope"):
+        with pytest.raises(ValueError, match=r"source must be a folder or repository .*, got '.*nope'"):
+            HubClassifier.from_pretrained(source)
+    assert len(asked) == 1
+
+
+def test_folders_of_runs_and_of_save_load_too(tmp_path):
+    x = torch.rand(2, 1, 8, 8)
+    model = build(CONFIGS[0], seed=0)
+    mmlda.save(model, tmp_path / "saved")
+    assert torch.equal(HubClassifier.from_pretrained(tmp_path / "saved")(x), model.eval()(x))
+    run = tmp_path / "run"
+    data = mmlda.data.load("digits")[0]
+    mmlda.fit(model, data, mmlda.Recipe(steps=2, optimizer="adam", lr=1e-3), out=run, show=False)
+    hub = HubClassifier.from_pretrained(run)
+    assert torch.equal(hub(x), mmlda.load(run)(x)) and hub.card == {"data": "digits"}
+
+
+def test_options_of_from_pretrained(tmp_path):
+    HubClassifier.of(build(CONFIGS[0]).double()).save_pretrained(tmp_path)
+    for source in (tmp_path, "mnist-mmlda"):
+        assert HubClassifier.from_pretrained(source, device="meta").mean.device.type == "meta"
+        for options in ({"foo": 1}, {"map_location": "cpu"}):
+            with pytest.raises(ValueError, match=r"option must be one of device, revision, token, .*, got "):
+                HubClassifier.from_pretrained(source, **options)
+    assert HubClassifier.from_pretrained(tmp_path).mean.dtype == mmlda.load(tmp_path).mean.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [
+        (["a", "b"], r"config.json: classes must be 3 names, got \['a', 'b'\]"),
+        ([1, 2, 3], r"config.json: classes must be Sequence\[str\], got \[1, 2, 3\]"),
+        ("abc", r"config.json: classes must be Sequence\[str\], got 'abc'"),
+    ],
+)
+def test_wrong_class_names_are_refused(classes, message, tmp_path):
+    HubClassifier.of(build(CONFIGS[1])).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"classes": classes}))
+    with pytest.raises(ValueError, match=message):
+        HubClassifier.from_pretrained(tmp_path)
+
+
 def test_pickles_are_not_read(tmp_path):
     HubClassifier.of(build(CONFIGS[0])).save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
@@ -68,6 +167,8 @@ def test_pickles_are_not_read(tmp_path):
 def test_mistakes_are_named(tmp_path):
     with pytest.raises(ValueError, match="model must be a Classifier, got 'Linear'"):
         HubClassifier.of(torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="fact must be one of name, data, accuracy, test_images, recipe, got 'sort'"):
+        HubClassifier.of(build(CONFIGS[0]), sort="fine")
     with pytest.raises(ValueError, match="source must be a folder or repository"):
         HubClassifier.from_pretrained(tmp_path)
     HubClassifier.of(build(CONFIGS[0])).save_pretrained(tmp_path)

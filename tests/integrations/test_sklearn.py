@@ -1,6 +1,7 @@
 """MaxMahalanobisClassifier: scikit-learn's own checks, its tools, and what the estimator adds."""
 
 import io
+import warnings
 
 import joblib
 import numpy as np
@@ -15,7 +16,7 @@ from sklearn.preprocessing import MinMaxScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import mmlda
-from mmlda.integrations.sklearn import MaxMahalanobisClassifier
+from mmlda.integrations.sklearn import MaxMahalanobisClassifier, _hold_out
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 IRIS = load_iris(return_X_y=True)
@@ -25,7 +26,12 @@ def quick(**settings):
     return MaxMahalanobisClassifier(**{"random_state": 0, "max_iter": 30, **settings})
 
 
-@parametrize_with_checks([MaxMahalanobisClassifier(random_state=0)])
+@parametrize_with_checks(
+    [
+        MaxMahalanobisClassifier(random_state=0),
+        MaxMahalanobisClassifier(random_state=0, max_iter=200, early_stopping=True),
+    ]
+)
 def test_scikit_learn_checks(estimator, check):
     check(estimator)
 
@@ -33,6 +39,13 @@ def test_scikit_learn_checks(estimator, check):
 @pytest.mark.parametrize(("data", "least"), [(load_iris, 0.93), (load_wine, 0.93), (load_breast_cancer, 0.94)])
 def test_accuracy_over_folds(data, least):
     assert cross_val_score(quick(max_iter=60), *data(return_X_y=True), cv=3).mean() > least
+
+
+@pytest.mark.parametrize("load", [load_iris, load_wine, load_breast_cancer, load_digits])
+def test_the_defaults_converge(load):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConvergenceWarning)
+        assert MaxMahalanobisClassifier(random_state=0).fit(*load(return_X_y=True)).n_iter_ < 1700
 
 
 def test_pipeline_grid_search_over_c_and_clone():
@@ -90,6 +103,28 @@ def test_early_stopping_keeps_the_best_network():
     assert fitted.score(X, y) < quick(max_iter=200).fit(X, y).score(X, y)
 
 
+def test_early_stopping_on_small_data():
+    X = np.random.RandomState(0).randn(7, 2)
+    assert quick(early_stopping=True, max_iter=3).fit(X, [0, 0, 1, 1, 1, 2, 2]).n_iter_ == 3
+    assert quick(early_stopping=True, max_iter=3).fit(X, [0, 1, 2, 3, 4, 5, 5]).n_iter_ == 3
+    with pytest.raises(ValueError, match="y must have 2 samples of a class for early_stopping, got 1 of each of 7"):
+        quick(early_stopping=True).fit(X, range(7))
+
+
+def test_a_tenth_of_each_class_is_held_out():
+    labels = np.repeat([0, 1, 2, 3], [100, 11, 2, 1])
+    train, held_out = _hold_out(labels, np.random.RandomState(0))
+    assert np.array_equal(np.sort(np.concatenate([train, held_out])), np.arange(114))
+    assert np.bincount(labels[held_out], minlength=4).tolist() == [10, 2, 1, 0]
+
+
+@pytest.mark.parametrize("rate", [1e3, 1e30])
+@pytest.mark.parametrize("early_stopping", [False, True])
+def test_divergence_is_an_error(rate, early_stopping):
+    with pytest.raises(ValueError, match=r"learning_rate must be low enough for a finite loss in epoch .*, got 1"):
+        quick(learning_rate=rate, early_stopping=early_stopping).fit(*IRIS)
+
+
 def test_priors():
     X, y = IRIS[0][:120], IRIS[1][:120]  # 50, 50 and 20
     np.testing.assert_allclose(
@@ -124,11 +159,33 @@ def test_images():
         quick(max_iter=1).fit(*IRIS).predict(images[:2])
 
 
+def test_lists_of_images():
+    digits = load_digits()
+    images, y = digits.images[:100] / 16, digits.target[:100]
+    fitted = quick(max_iter=2).fit(images, y)
+    as_list = quick(max_iter=2).fit(list(images), y)
+    assert as_list.image_shape_ == (1, 8, 8)
+    assert np.array_equal(as_list.predict_proba(list(images)), fitted.predict_proba(images))
+    with pytest.raises(ValueError, match=r"X must be images of one shape, got \[\(5, 8\), \(8, 8\)\]"):
+        quick().fit([images[0], images[1, :5]], [0, 1])
+    with pytest.raises(
+        ValueError, match=r"X must be images of bytes or of floats in \[0, 1\], got float64 from 0 to 16"
+    ):
+        quick().fit(digits.images, digits.target)
+
+
+def test_very_many_classes_need_dim():
+    X = np.zeros((9000, 1))
+    with pytest.warns(match="unique classes"), pytest.raises(ValueError, match="dim must be given for 9000 classes"):
+        quick().fit(X, np.arange(9000))
+
+
 def test_mistakes_are_named():
     for settings, message in [
         ({"C": -1.0}, "C must be a finite number > 0, got -1.0"),
         ({"max_iter": 0}, "max_iter must be an integer >= 1, got 0"),
         ({"priors": "uniform"}, "priors must be numbers, 'empirical' or None, got 'uniform'"),
+        ({"priors": [0.5, 0.5, 0.0]}, "priors must be > 0, got 0.0 for class 2"),
         ({"hidden_layer_sizes": ()}, r"hidden must be at least one width, got \(\)"),
         ({"hidden_layer_sizes": (9, 2.5)}, "hidden must be an integer >= 1, got 2.5"),
         ({"weight_decay": -0.1}, "weight_decay must be a finite number >= 0, got -0.1"),

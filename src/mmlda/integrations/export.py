@@ -7,20 +7,26 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
+import json
 import logging
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from mmlda._utils.checks import check_choice, invalid
+from mmlda._utils.checks import check_choice, invalid, to_tensor
 from mmlda._utils.files import write_whole
-from mmlda.data import ImageData
+from mmlda._utils.training_data import class_names
+from mmlda.data import ImageData, as_images
 from mmlda.data import load as load_data
+from mmlda.data.convert import as_pair, is_arrays
 from mmlda.data.datasets import CLASSES
 from mmlda.models import MLP, Classifier
 from mmlda.zoo import about, load, names, trained_on
@@ -28,7 +34,9 @@ from mmlda.zoo import about, load, names, trained_on
 __all__ = ["ExportMismatch", "export"]
 
 BATCHES = (1, 3, 17)
+MOST = max(BATCHES)
 TOLERANCE = 1e-4  # of the largest logit
+PROBABILITY = 1e-3  # tolerance of a probability
 Runner = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
@@ -48,14 +56,14 @@ class _Outputs(nn.Module):
         return logits, logits.softmax(1)
 
 
-def export(
-    model: Any, path: str | Path, *, images: ImageData | Tensor | None = None, root: str | Path | None = None
-) -> Path:
+def export(model: Any, path: str | Path, *, images: Any = None, root: str | Path | None = None) -> Path:
     """Write a network as ONNX (extra `mmlda[onnx]`) or ``.pt2``, and check the file against it.
 
     The input, "images" (or "features" for a table), is float32 with any number of rows; the outputs are "logits" and
-    "probabilities". The file is compared with the network on random and on real inputs in batches of 1, 3 and 17. If
-    they differ by more than 1e-4 of the largest logit, or in a class that is not a tie, no file is left.
+    "probabilities". The file is compared with the network, in the network's own dtype, on random and on real inputs in
+    batches of 1, 3 and 17. No file is left if a logit differs by more than 1e-4 of the largest one, a probability by
+    more than 1e-3, or a class that is not a tie. The metadata of an ONNX file has the class names, if known, as JSON
+    under "classes".
 
     Parameters
     ----------
@@ -64,8 +72,9 @@ def export(
     path
         File to write; its suffix selects the format.
     images
-        Real inputs to compare on: an `ImageData`, bytes, or floats `[N, C, H, W]` in [0, 1] or `[N, D]` (default: those
-        of the dataset of a network given by name if they are on this machine, else scikit-learn's digits, resized).
+        Real inputs to compare on: anything that `mmlda.data.as_images` takes, an array of images without labels, or
+        rows `[N, D]` in the units of the network's table. By default those of the dataset of a network given by name
+        if they are on this machine, else scikit-learn's digits, resized; none for a table.
     root
         Folder of the datasets, as in `mmlda.data.load`.
 
@@ -81,7 +90,8 @@ def export(
     ImportError
         If the extra `mmlda[onnx]` is missing.
     ValueError
-        If the suffix is another one, or `images` are needed and not given, or do not fit the network.
+        If the suffix is another one, `images` are needed and not given or do not fit the network, or the network does
+        not return logits.
 
     Examples
     --------
@@ -93,44 +103,70 @@ def export(
     """
     path = Path(path)
     check_choice("suffix of path", path.suffix, (".onnx", ".pt2"))
-    network, real = _resolve(model, images, root)
-    network = copy.deepcopy(network).cpu().float().eval()
-    _check_fits(network, real)
-    inputs = [_random(network, real), real]
-    program = _program(network, inputs[0][:2])
-    content, run = _onnx(program, inputs[0][:2]) if path.suffix == ".onnx" else _pt2(program)
-    for kind, x in zip(("random", "real"), inputs):
+    network = load(model) if isinstance(model, str | Path) else getattr(model, "model_", model)
+    if not isinstance(network, nn.Module):
+        raise invalid("model", "a Classifier, a fitted estimator, a name or a run's folder", model)
+    real = _own_images(model, root) if images is None else _real(images, root)
+    network = copy.deepcopy(network).cpu().eval().to(_dtype(network))
+    inputs = _inputs(network, real)
+    example = inputs["random"][:2].float()
+    program = _program(copy.deepcopy(network).float(), example)
+    content, run = _onnx(program, example, _classes(model, network)) if path.suffix == ".onnx" else _pt2(program)
+    for kind, x in inputs.items():
         for size in BATCHES:
             _compare(network, run, x[:size], kind)
     return write_whole(path, content)
 
 
+def _dtype(network: nn.Module) -> torch.dtype:
+    """What the network computes in: float64, as an estimator fitted to a float64 table does, or else float32."""
+    double = any(parameter.dtype == torch.float64 for parameter in network.parameters())
+    return torch.float64 if double else torch.float32
+
+
+def _classes(model: Any, network: nn.Module) -> Any:
+    """The labels of an estimator or the class names of a network, in the order of its outputs; None if unknown."""
+    labels = getattr(model, "classes_", None)
+    return class_names(network) if labels is None else np.asarray(labels).tolist()
+
+
 def _check_fits(network: nn.Module, x: Tensor) -> None:
-    """Raise a ValueError unless the network takes x."""
+    """Raise a ValueError unless the network takes x and returns logits."""
     try:
         with torch.no_grad():
-            network(x[:2])
-    except RuntimeError as error:
+            logits = network(x[:2])
+    except (RuntimeError, ValueError) as error:
         shape = f"{list(x.shape[1:])} ({str(error).splitlines()[0]})"
         raise ValueError(f"images must fit the network, got those of shape {shape}") from None
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or logits.shape[1] < 2:
+        got = list(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+        raise ValueError(f"model must return logits [N, L] of at least 2 classes, got {got} for 2 images")
+    if bool(logits.isnan().any()):
+        raise ValueError("model must return logits without NaN, got NaN")
 
 
 def _compare(network: nn.Module, run: Runner, x: Tensor, kind: str) -> None:
     """Raise ExportMismatch where the exported network differs from `network` on x."""
     with torch.no_grad():
         logits = network(x)
-    found, probabilities = run(x)
+    found, probabilities = run(x.float())
     where = f"{len(x)} {kind} inputs"
+    hint = "; the file computes in float32, so scale the columns of the table first" if x.dtype == torch.float64 else ""
     if found.shape != logits.shape or probabilities.shape != logits.shape:
         shapes = f"{list(found.shape)} and {list(probabilities.shape)}"
         raise ExportMismatch(f"exported outputs must have shape {list(logits.shape)} on {where}, got {shapes}")
-    limit = TOLERANCE * max(logits.abs().max().item(), 1.0)
-    error = (found - logits).abs().max().item()
+    finite = logits.isfinite()  # a class with prior 0 has the logit -inf
+    if not torch.equal(found[~finite].to(logits), logits[~finite]):
+        raise ExportMismatch(f"exported logits must be infinite where the network's are on {where}, got others")
+    limit = TOLERANCE * max(logits.where(finite, 0).abs().max().item(), 1.0)
+    error = (found - logits).where(finite, 0).abs().max().item()
     if not error <= limit:  # written so that NaN fails too
-        raise ExportMismatch(f"exported logits must be within {limit:.2g} on {where}, got a difference of {error:.2g}")
+        text = f"exported logits must be within {limit:.2g} on {where}, got a difference of {error:.2g}{hint}"
+        raise ExportMismatch(text)
     error = (probabilities - logits.softmax(1)).abs().max().item()
-    if not error <= max(limit, TOLERANCE):
-        raise ExportMismatch(f"exported probabilities must be those of the network on {where}, off by {error:.2g}")
+    if not error <= PROBABILITY:
+        text = f"exported probabilities must be those of the network on {where}, off by {error:.2g}{hint}"
+        raise ExportMismatch(text)
     top = logits.topk(2).values  # [N, 2]
     moved = (found.argmax(1) != logits.argmax(1)) & (top[:, 0] - top[:, 1] > limit)
     if bool(moved.any()):
@@ -142,7 +178,7 @@ def _program(network: nn.Module, example: Tensor) -> torch.export.ExportedProgra
     return torch.export.export(_Outputs(network).eval(), (example,), dynamic_shapes=({0: batch},))
 
 
-def _onnx(program: torch.export.ExportedProgram, example: Tensor) -> tuple[bytes, Runner]:
+def _onnx(program: torch.export.ExportedProgram, example: Tensor, classes: Any = None) -> tuple[bytes, Runner]:
     try:
         import onnx  # noqa: F401
         import onnxruntime
@@ -167,7 +203,13 @@ def _onnx(program: torch.export.ExportedProgram, example: Tensor) -> tuple[bytes
         logger.setLevel(level)
     if made is None:
         raise ExportMismatch("the ONNX exporter must return a program, got None")
-    content = made.model_proto.SerializeToString()
+    proto = made.model_proto
+    _name_batch(proto.graph)
+    for node in proto.graph.node:
+        del node.metadata_props[:]  # stack traces, with the paths of this machine
+    if classes is not None:
+        proto.metadata_props.add(key="classes", value=json.dumps(classes))
+    content = proto.SerializeToString()
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
 
     def run(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -175,6 +217,15 @@ def _onnx(program: torch.export.ExportedProgram, example: Tensor) -> tuple[bytes
         return torch.from_numpy(logits), torch.from_numpy(probabilities)
 
     return content, run
+
+
+def _name_batch(graph: Any) -> None:
+    """Name the batch axis "batch" instead of the symbol that torch.export made up."""
+    symbol = graph.input[0].type.tensor_type.shape.dim[0].dim_param
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if symbol in dim.dim_param:
+                dim.dim_param = dim.dim_param.replace(symbol, "batch")
 
 
 def _pt2(program: torch.export.ExportedProgram) -> tuple[bytes, Runner]:
@@ -190,62 +241,61 @@ def _pt2(program: torch.export.ExportedProgram) -> tuple[bytes, Runner]:
     return buffer.getvalue(), run
 
 
-def _resolve(model: Any, images: Any, root: str | Path | None) -> tuple[nn.Module, Tensor]:
-    """The network and at least 17 real inputs for it."""
-    shape: tuple[int, ...] | None = None
+def _own_images(model: Any, root: str | Path | None) -> Tensor | None:
+    """Images of the size that a network is known to take: those of its dataset, or digits."""
+    name, shape = "", getattr(model, "image_shape_", None)
     if isinstance(model, str | Path):
-        network, data = load(model), ""
-        if str(model) in names():
-            card = about(str(model))
-            data, shape = card["data"], tuple(card["probe"]["shape"][1:])
-        else:
-            data = (trained_on(model) or {}).get("name", "")
-        if images is None:
-            images = _dataset(data, root)
-    else:
-        network = getattr(model, "model_", model)
-        shape = getattr(model, "image_shape_", None)
-    if not isinstance(network, nn.Module):
-        raise invalid("model", "a Classifier, a fitted estimator, a name or a run's folder", model)
-    if isinstance(images, ImageData):
-        images = images.pixels(slice(0, max(BATCHES)))
-    if images is not None:
-        real = torch.as_tensor(images).detach().cpu()
-        real = real / 255 if real.dtype == torch.uint8 else real.float()
-    elif isinstance(network, Classifier) and isinstance(network.backbone, MLP):
-        real = _random_rows(network, network.backbone.inputs, seed=1)
-    elif shape is not None:
-        real = _digits(shape)
-    else:
-        raise invalid("images", "given (--data on the command line) for a network whose image size is not known", None)
-    if real.dim() not in (2, 4) or not len(real):
-        raise invalid("images", "floats [N, C, H, W] or [N, D]", list(real.shape))
-    return network, real.repeat(-(-max(BATCHES) // len(real)), *[1] * (real.dim() - 1))
+        name = (trained_on(model) or {}).get("name", "")
+        shape = about(str(model))["probe"]["shape"][1:] if str(model) in names() else None
+    if name in CLASSES:
+        try:
+            return load_data(name, root)[1].pixels(slice(MOST))
+        except (ValueError, OSError):
+            pass  # not on this machine
+    return None if shape is None else _digits(shape)
 
 
-def _dataset(name: str, root: str | Path | None) -> Tensor | None:
-    """The first test images of a dataset known by name, if it is on this machine."""
-    if name not in CLASSES:
-        return None
-    try:
-        return load_data(name, root)[1].pixels(slice(0, max(BATCHES)))
-    except (ValueError, OSError):
-        return None
+def _real(images: Any, root: str | Path | None) -> Tensor:
+    """The first of a user's images as floats [N, C, H, W] in [0, 1], or rows [N, D] in their own units."""
+    if isinstance(images, str | Path):
+        images = load_data(images, root)[1]
+    elif isinstance(images, DataLoader):
+        images = as_pair(next(iter(images), None), "a batch of data")
+    elif isinstance(images, IterableDataset):
+        images = list(itertools.islice(images, MOST))
+    elif isinstance(images, Dataset) and not isinstance(images, ImageData):
+        images = Subset(images, range(min(MOST, len(images))))  # type: ignore[arg-type]
+    x = images[0] if is_arrays(images) else images
+    if getattr(x, "ndim", 0) == 2 and len(x):
+        return to_tensor("images", x[:MOST]).detach().cpu()
+    if hasattr(x, "ndim"):
+        images = x[:MOST], np.zeros(len(x[:MOST]), dtype=np.int64)
+    return as_images(images, split="test").pixels(slice(MOST)).cpu()
 
 
 def _digits(shape: tuple[int, ...]) -> Tensor:
     """The first digits, resized to (C, H, W)."""
-    digits = load_data("digits")[1].pixels(slice(0, max(BATCHES)))
-    return F.interpolate(digits, shape[1:], mode="bilinear").expand(-1, shape[0], -1, -1).contiguous()
+    digits = load_data("digits")[1].pixels(slice(MOST))
+    return F.interpolate(digits, tuple(shape[1:]), mode="bilinear").expand(-1, shape[0], -1, -1).contiguous()
 
 
-def _random(network: nn.Module, real: Tensor) -> Tensor:
-    """Random inputs of the shape of `real`: images uniform in [0, 1], rows around the network's mean row."""
-    if real.dim() == 2 and isinstance(network, Classifier):
-        return _random_rows(network, real.shape[1], seed=0)
-    return torch.rand(max(BATCHES), *real.shape[1:], generator=torch.Generator().manual_seed(0))
+def _inputs(network: nn.Module, real: Tensor | None) -> dict[str, Tensor]:
+    """17 random inputs for the network, and as many real ones if there are any."""
+    if real is not None:
+        real = real.to(_dtype(network)).repeat(-(-MOST // len(real)), *[1] * (real.dim() - 1))
+        _check_fits(network, real)
+        return {"random": _random(network, tuple(real.shape[1:])), "real": real}
+    if not (isinstance(network, Classifier) and isinstance(network.backbone, MLP)):
+        raise invalid("images", "given (--data on the command line) for a network whose image size is not known", None)
+    random = _random(network, (network.backbone.inputs,))
+    _check_fits(network, random)
+    return {"random": random}
 
 
-def _random_rows(network: Classifier, width: int, seed: int) -> Tensor:
-    rows = torch.randn(max(BATCHES), width, generator=torch.Generator().manual_seed(seed))
-    return (rows * network.std.flatten(1).cpu() + network.mean.flatten(1).cpu()).float()
+def _random(network: nn.Module, shape: tuple[int, ...]) -> Tensor:
+    """Random inputs: images uniform in [0, 1], rows of a table around the network's mean row."""
+    generator, dtype = torch.Generator().manual_seed(0), _dtype(network)
+    if len(shape) > 1 or not isinstance(network, Classifier):
+        return torch.rand(MOST, *shape, generator=generator, dtype=dtype)
+    rows = torch.randn(MOST, *shape, generator=generator, dtype=dtype)
+    return rows * network.std.flatten(1) + network.mean.flatten(1)

@@ -9,37 +9,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import torch
 from torch import nn
 
-from mmlda._utils.checks import invalid
+from mmlda._utils.checks import check_choice, invalid
 from mmlda._utils.files import read_json, write_json, write_whole
-from mmlda._utils.tensors import packed, read_tensors
-from mmlda._utils.training_data import recall, remembered
+from mmlda._utils.settings import typed
+from mmlda._utils.tensors import packed
+from mmlda._utils.training_data import remembered
 from mmlda.models import Classifier
-from mmlda.models.saved import fill, restore
-from mmlda.zoo import about, load, names
+from mmlda.zoo import about, load, names, trained_on
 
 try:
-    from huggingface_hub import ModelCard, ModelCardData, ModelHubMixin, hf_hub_download
+    from huggingface_hub import ModelCard, ModelCardData, ModelHubMixin, snapshot_download
+    from huggingface_hub.utils import validate_repo_id
 except ImportError:
     raise ImportError("Hugging Face's layout needs huggingface_hub: pip install 'mmlda[huggingface]'") from None
 
 __all__ = ["HubClassifier"]
+
+FACTS: dict[str, Any] = {"name": str, "data": str, "accuracy": float, "test_images": int, "recipe": dict[str, Any]}
+KEPT: dict[str, Any] = {"classes": Sequence[str], "bounds": Sequence[Sequence[float]]}  # in config.json
+OPTIONS = ("device", "revision", "token", "cache_dir", "force_download", "local_files_only")
+CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "card.json"
 
 
 class HubClassifier(Classifier, ModelHubMixin, library_name="mmlda", pipeline_tag="image-classification"):
     """A `Classifier` with `save_pretrained`, `from_pretrained` and `push_to_hub`.
 
     Create one from your own network with `HubClassifier.of(model)`. Weights are read from safetensors only, never from
-    a pickle.
+    a pickle, and the network computes in float32, as with `mmlda.load`.
 
     Attributes
     ----------
     card
-        Facts for the model card: data, accuracy, recipe.
+        Facts for the model card, as in `of`; they are kept in the folder's `card.json`.
 
     Examples
     --------
@@ -47,7 +55,9 @@ class HubClassifier(Classifier, ModelHubMixin, library_name="mmlda", pipeline_ta
     'mnist'
     """
 
-    card: dict[str, Any]
+    def __init__(self, backbone: nn.Module, head: nn.Module, **settings: Any):
+        super().__init__(backbone, head, **settings)
+        self.card: dict[str, Any] = {}
 
     @classmethod
     def of(cls, model: nn.Module, /, **card: Any) -> Self:
@@ -58,7 +68,7 @@ class HubClassifier(Classifier, ModelHubMixin, library_name="mmlda", pipeline_ta
         model
             A `Classifier` with a backbone of this package.
         **card
-            Facts for the model card: `name`, `data`, `accuracy`, `test_images`, `recipe`.
+            Facts for the model card: `name`, `data`, `accuracy` in [0, 1], `test_images`, `recipe` (a dictionary).
 
         Returns
         -------
@@ -68,7 +78,7 @@ class HubClassifier(Classifier, ModelHubMixin, library_name="mmlda", pipeline_ta
         Raises
         ------
         ValueError
-            If `model` is not a `Classifier`.
+            If `model` is not a `Classifier`, or a fact is unknown or of another type.
 
         Examples
         --------
@@ -79,27 +89,91 @@ class HubClassifier(Classifier, ModelHubMixin, library_name="mmlda", pipeline_ta
         """
         if not isinstance(model, Classifier):
             raise invalid("model", "a Classifier", type(model).__name__)
+        for fact in card:
+            check_choice("fact", fact, FACTS)
+        typed(FACTS, card)
         hub = cls.__new__(cls)
         nn.Module.__init__(hub)
         hub.__dict__.update(model.__dict__)
         hub.card = card
         return hub
 
+    def save_pretrained(
+        self,
+        save_directory: str | Path,
+        *,
+        repo_id: str | None = None,
+        model_card_kwargs: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> str | None:
+        """Write `config.json`, `model.safetensors`, `README.md` and, if there are facts, `card.json`.
+
+        Parameters
+        ----------
+        save_directory
+            Folder; a network and a model card of this package in it are replaced.
+        repo_id
+            Id of the repository on the Hub, for the model card.
+        model_card_kwargs
+            More facts for the model card.
+        **options
+            Those of huggingface_hub, such as `push_to_hub`.
+
+        Returns
+        -------
+        str or None
+            Address of the commit, with `push_to_hub`.
+        """
+        facts = {"repo_id": repo_id, **(model_card_kwargs or {})}
+        return super().save_pretrained(save_directory, repo_id=repo_id, model_card_kwargs=facts, **options)
+
+    def push_to_hub(self, repo_id: str, *, model_card_kwargs: dict[str, Any] | None = None, **options: Any) -> str:
+        """Upload the network to the Hub.
+
+        Parameters
+        ----------
+        repo_id
+            Id of the repository, such as "user/network".
+        model_card_kwargs
+            More facts for the model card.
+        **options
+            Those of huggingface_hub, such as `private` or `token`.
+
+        Returns
+        -------
+        str
+            Address of the commit.
+        """
+        facts = {**(model_card_kwargs or {}), "repo_id": repo_id}
+        return super().push_to_hub(repo_id, model_card_kwargs=facts, **options)
+
     def _save_pretrained(self, save_directory: Path) -> None:
         config = self.config  # before anything is written: it raises for a backbone it cannot describe
-        write_whole(save_directory / "model.safetensors", packed(self.state_dict(), {"format": "pt"}))
-        write_json(save_directory / "config.json", {**config, **remembered(self)})
+        readme = save_directory / "README.md"
+        if readme.is_file() and "library_name: mmlda" in readme.read_text(errors="replace"):
+            readme.unlink()  # huggingface_hub keeps an existing card, also that of another network
+        write_whole(save_directory / WEIGHTS, packed(self.state_dict(), {"format": "pt"}))
+        write_json(save_directory / CONFIG, {**config, **remembered(self)})
+        if self.card:
+            write_json(save_directory / CARD, self.card)
+        else:
+            (save_directory / CARD).unlink(missing_ok=True)
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Self:
-        """Load a network in eval mode.
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | Path, *, device: torch.device | str | None = None, **options: Any
+    ) -> Self:
+        """Load a network in eval mode and in float32.
 
         Parameters
         ----------
         pretrained_model_name_or_path
-            A folder, the name of a network that ships, or the id of a repository on the Hub.
+            A folder (of `save_pretrained`, `mmlda.save` or a training run), the name of a network that ships, or the id
+            of a repository on the Hub.
+        device
+            Where to put the network (default: the CPU).
         **options
-            Passed to huggingface_hub, such as `revision` or `token`.
+            For the Hub: `revision`, `token`, `cache_dir`, `force_download` or `local_files_only`.
 
         Returns
         -------
@@ -109,35 +183,25 @@ class HubClassifier(Classifier, ModelHubMixin, library_name="mmlda", pipeline_ta
         Raises
         ------
         ValueError
-            If the folder has no `config.json` or no `model.safetensors`, or one of them is damaged.
+            If there is no such network, its files are damaged, or an option is unknown.
         """
+        for option in options:
+            check_choice("option", option, OPTIONS)
         source = pretrained_model_name_or_path
         if str(source) in names() and not Path(source).is_dir():
-            return cls.of(load(str(source)), **about(str(source))).eval()
-        if (config := Path(source) / "config.json").is_file():
-            read_json(config)  # raises if it is damaged
-        return super().from_pretrained(source, **options)
-
-    @classmethod
-    def _from_pretrained(cls, *, model_id: str, config: dict[str, Any] | None = None, **options: Any) -> Self:
-        if config is None:
-            raise invalid("source", "a folder or repository with config.json and model.safetensors", model_id)
-        path = Path(model_id) / "model.safetensors"
-        if not Path(model_id).is_dir():
-            path = Path(hf_hub_download(model_id, "model.safetensors", **options))
-        elif not path.is_file():
-            raise invalid("source", "a folder or repository with config.json and model.safetensors", model_id)
-        network = {key: value for key, value in config.items() if key not in ("classes", "bounds")}
-        weights = read_tensors(path)[0]
-        model = restore(network, weights, path)
-        if (dtype := weights["mean"].dtype) != model.mean.dtype:
-            fill(model.to(dtype), weights, path)
-        recall(model, config)
-        return cls.of(model).eval()
+            facts = {key: value for key, value in about(str(source)).items() if key in FACTS}
+            return cls.of(load(str(source), device=device), **facts).eval()
+        folder = _folder(source, **options)
+        config = _read(folder / CONFIG, KEPT)
+        model = load(folder, device=device)
+        if "classes" in config and len(config["classes"]) != model.num_classes:
+            raise invalid(f"{folder / CONFIG}: classes", f"{model.num_classes} names", config["classes"])
+        data = (trained_on(folder) or {}).get("name")
+        return cls.of(model, **_read(folder / CARD, FACTS) or ({"data": data} if data else {})).eval()
 
     def generate_model_card(self, *args: Any, **facts: Any) -> ModelCard:
         """The model card, from `card` and from what is passed here."""
-        card, config = {**getattr(self, "card", {}), **facts}, self.config
+        card, config = {**self.card, **facts}, self.config
         table = config["backbone"] == "mlp"
         data = ModelCardData(
             library_name="mmlda",
@@ -157,8 +221,38 @@ class HubClassifier(Classifier, ModelHubMixin, library_name="mmlda", pipeline_ta
             rows.append(("recipe", ", ".join(f"{key} {value}" for key, value in settings.items())))
         body = "".join(f"| {name} | {value} |\n" for name, value in rows)
         inputs = "rows of numbers" if table else "images in [0, 1], [N, C, H, W],"
-        code = (
-            'from mmlda.integrations.huggingface import HubClassifier\n\nmodel = HubClassifier.from_pretrained("...")'
-        )
+        source = card.get("repo_id") or "..."
+        code = "from mmlda.integrations.huggingface import HubClassifier\n\n"
+        code += f'model = HubClassifier.from_pretrained("{source}")'
         text = f"# {card.get('name', 'An mmlda network')}\n\nFrom {inputs} to logits.\n\n| | |\n|---|---|\n{body}"
         return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}\n```python\n{code}\n```\n")
+
+
+def _folder(source: str | Path, **options: Any) -> Path:
+    """The folder of a network, downloaded if `source` is the id of a repository; a ValueError if it has no network."""
+    folder = Path(source)
+    if not folder.is_dir() and isinstance(source, str) and _is_repo_id(source):
+        folder = Path(snapshot_download(source, allow_patterns=[CONFIG, WEIGHTS, CARD], **options))
+    if not any((folder / name).is_file() for name in (WEIGHTS, "run.json")):
+        raise invalid("source", "a folder or repository with config.json and model.safetensors", str(source))
+    return folder
+
+
+def _is_repo_id(source: str) -> bool:
+    try:
+        validate_repo_id(source)
+    except ValueError:  # a path, such as "./network"
+        return False
+    return True
+
+
+def _read(path: Path, types: dict[str, Any]) -> dict[str, Any]:
+    """The entries of these names and types in a JSON file; none if there is no file."""
+    if not path.is_file():
+        return {}
+    values = {key: value for key, value in read_json(path).items() if key in types}
+    try:
+        typed(types, values)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return values

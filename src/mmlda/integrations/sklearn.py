@@ -6,6 +6,7 @@ It is an ordinary estimator: use it in a `Pipeline`, tune C with `GridSearchCV`,
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Any, Self
@@ -15,20 +16,21 @@ import torch
 import torch.nn.functional as F
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from mmlda._utils.checks import check_count, check_positive, invalid
+from mmlda._utils.checks import check_count, check_positive, check_priors, invalid
 from mmlda._utils.device import device_of
 from mmlda._utils.progress import progress
 from mmlda.data import as_images
 from mmlda.models import Classifier, build
+from mmlda.models.heads.max_mahalanobis import simplex_dim
 
 __all__ = ["MaxMahalanobisClassifier"]
 
+EPOCHS, STEPS = 200, 5000  # the default of max_iter: the longer of the two
 PATIENCE = 10  # epochs without improvement before training stops
 TOLERANCE = 1e-4  # the smallest fall of the loss that counts as an improvement
 DTYPES = (np.float64, np.float32)  # the network has the dtype of the table
@@ -38,9 +40,9 @@ ROWS = 1000  # rows per forward pass outside training
 class MaxMahalanobisClassifier(ClassifierMixin, BaseEstimator):
     """A small network with a Max-Mahalanobis head, trained with Adam on the cross-entropy of its posterior.
 
-    X is a table [N, D] (the backbone is an MLP) or a batch of images [N, H, W] or [N, C, H, W], as bytes or as floats
-    in [0, 1] (the backbone is a `mmlda.models.ConvNet`). The network standardises its inputs itself, each column of a
-    table and each channel of the images. Training stops after ten epochs without improvement.
+    X is a table [N, D] (the backbone is an MLP), or images [N, H, W] or [N, C, H, W], as an array or a list of images,
+    bytes or floats in [0, 1] (the backbone is a `mmlda.models.ConvNet`). The network standardises its inputs itself,
+    each column of a table and each channel of the images. Training stops after ten epochs without improvement.
 
     Parameters
     ----------
@@ -48,10 +50,11 @@ class MaxMahalanobisClassifier(ClassifierMixin, BaseEstimator):
         Squared norm of the class means.
     dim
         Latent dimension; by default the number of classes minus one, the smallest that holds the optimal means.
+        Required for more than 8,192 classes.
     hidden_layer_sizes
         Widths of the MLP's hidden layers, or the width of one. Images do not use it.
     priors
-        Class probabilities in the order of `classes_`, "empirical" for their shares in y, None for equal ones.
+        Class probabilities > 0 in the order of `classes_`, "empirical" for their shares in y, None for equal ones.
     learning_rate
         Adam's step size.
     weight_decay
@@ -59,12 +62,12 @@ class MaxMahalanobisClassifier(ClassifierMixin, BaseEstimator):
     batch_size
         Rows per training step.
     max_iter
-        Largest number of epochs.
+        Largest number of epochs; by default 200, or as many as make 5,000 training steps if these are more.
     early_stopping
-        Hold out a tenth of the data, stop when the loss on it no longer improves, and keep the best network.
-        Otherwise the training loss decides when to stop.
+        Hold out a tenth of each class, at least one sample, stop when the loss on these no longer improves, and keep
+        the best network. A class with one sample is not held out. Otherwise the training loss decides when to stop.
     random_state
-        Seed, generator or None, as everywhere in scikit-learn.
+        An integer, a `numpy.random.RandomState` or None.
     device
         Where to train and predict; the CPU by default.
     verbose
@@ -105,7 +108,7 @@ class MaxMahalanobisClassifier(ClassifierMixin, BaseEstimator):
         learning_rate: float = 1e-3,
         weight_decay: float = 1e-2,
         batch_size: int = 64,
-        max_iter: int = 200,
+        max_iter: int | None = None,
         early_stopping: bool = False,
         random_state: Any = None,
         device: str | None = None,
@@ -142,9 +145,9 @@ class MaxMahalanobisClassifier(ClassifierMixin, BaseEstimator):
         Raises
         ------
         ValueError
-            If the data or a parameter is invalid.
+            If the data or a parameter is invalid, or the loss diverges.
         """
-        max_iter, batch_size = check_count("max_iter", self.max_iter, 1), check_count("batch_size", self.batch_size, 1)
+        batch_size = check_count("batch_size", self.batch_size, 1)
         x, y = self._training_data(X, y)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
@@ -156,22 +159,22 @@ class MaxMahalanobisClassifier(ClassifierMixin, BaseEstimator):
         self.model_ = self._network(x, labels, seed)
         held_out = None
         if self.early_stopping:
-            rows = train_test_split(np.arange(len(labels)), test_size=0.1, stratify=labels, random_state=random)
-            train, valid = (torch.from_numpy(part).to(device) for part in rows)
+            train, valid = (torch.from_numpy(rows).to(device) for rows in _hold_out(labels, random))
             held_out = x[valid], target[valid]
             x, target = x[train], target[train]
-        self._train(x, target, held_out, max_iter, batch_size, seed)
+        steps = -(-len(x) // batch_size)  # per epoch
+        epochs = max(EPOCHS, -(-STEPS // steps)) if self.max_iter is None else check_count("max_iter", self.max_iter, 1)
+        self._train(x, target, held_out, epochs, steps, seed)
         return self
 
     def _train(
-        self, x: Tensor, y: Tensor, held_out: tuple[Tensor, Tensor] | None, epochs: int, batch_size: int, seed: int
+        self, x: Tensor, y: Tensor, held_out: tuple[Tensor, Tensor] | None, epochs: int, steps: int, seed: int
     ) -> None:
         model, generator = self.model_, torch.Generator().manual_seed(seed)
         rate, decay = check_positive("learning_rate", self.learning_rate), self.weight_decay
         if isinstance(decay, str) or not 0 <= decay < np.inf:
             raise invalid("weight_decay", "a finite number >= 0", decay)
         optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=decay, fused=True)
-        batches = -(-len(x) // batch_size)
         best, best_weights, since = np.inf, None, 0
         self.loss_curve_: list[float] = []
         with progress(type(self).__name__, epochs, unit="epochs", every=2.0, show=bool(self.verbose)) as report:
@@ -179,7 +182,7 @@ class MaxMahalanobisClassifier(ClassifierMixin, BaseEstimator):
                 model.train()
                 order = torch.randperm(len(x), generator=generator).to(x.device)
                 total = torch.zeros((), device=x.device)
-                for rows, labels in zip(x[order].tensor_split(batches), y[order].tensor_split(batches)):
+                for rows, labels in zip(x[order].tensor_split(steps), y[order].tensor_split(steps)):
                     loss = F.cross_entropy(model(rows), labels)
                     optimizer.zero_grad()
                     loss.backward()
@@ -187,10 +190,11 @@ class MaxMahalanobisClassifier(ClassifierMixin, BaseEstimator):
                     total += loss.detach() * len(rows)
                 model.eval()
                 self.loss_curve_.append(total.item() / len(x))
-                if held_out is None:
-                    loss_now = self.loss_curve_[-1]
-                else:
-                    loss_now = F.cross_entropy(_logits(model, held_out[0]), held_out[1]).item()
+                loss_now = self.loss_curve_[-1]
+                if held_out is not None and math.isfinite(loss_now):
+                    loss_now = _loss(model, *held_out)
+                if not math.isfinite(loss_now):
+                    raise invalid("learning_rate", f"low enough for a finite loss in epoch {epoch + 1}", rate)
                 better = loss_now < best - TOLERANCE
                 since = 0 if better else since + 1
                 if better:
@@ -209,16 +213,18 @@ class MaxMahalanobisClassifier(ClassifierMixin, BaseEstimator):
     def _network(self, x: Tensor, labels: np.ndarray, seed: int) -> Classifier:
         """The untrained network, with the statistics of x as its scaling."""
         priors, L = self.priors, len(self.classes_)
+        dim = simplex_dim(L) if self.dim is None else self.dim
         if isinstance(priors, str):
             if priors != "empirical":
                 raise invalid("priors", "numbers, 'empirical' or None", priors)
             priors = (np.bincount(labels) / len(labels)).tolist()
+        check_priors(priors, L, positive=True)  # a class of y cannot have the prior 0
         across = (0,) if x.dim() == 2 else (0, 2, 3)
         mean, std = x.mean(across), x.std(across, correction=0)
         std = torch.where(std > 10 * torch.finfo(x.dtype).eps * mean.abs(), std, 1.0)  # a constant column stays one
         config = {
             "num_classes": L,
-            "dim": L - 1 if self.dim is None else self.dim,
+            "dim": dim,
             "C": self.C,
             "priors": priors,
             "mean": [0.0] * len(mean),
@@ -320,10 +326,29 @@ class MaxMahalanobisClassifier(ClassifierMixin, BaseEstimator):
         return tags
 
 
+def _hold_out(labels: np.ndarray, random: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
+    """Rows to train on, and rows to hold out: a tenth of each class, at least one of those with two samples or more."""
+    rows = random.permutation(len(labels))
+    rows = rows[labels[rows].argsort(kind="stable")]  # by class
+    classes = np.split(rows, np.bincount(labels).cumsum()[:-1])
+    sizes = [min(-(-len(part) // 10), len(part) - 1) for part in classes]
+    if not any(sizes):
+        raise ValueError(f"y must have 2 samples of a class for early_stopping, got 1 of each of {len(labels)} classes")
+    train = np.concatenate([part[size:] for part, size in zip(classes, sizes)])
+    return train, np.concatenate([part[:size] for part, size in zip(classes, sizes)])
+
+
 def _images(X: Any) -> Tensor | None:
-    """X as floats in [0, 1], [N, C, H, W], if it is a batch of images; None for everything else."""
+    """X as floats in [0, 1], [N, C, H, W], if it is a batch or a list of images; None for everything else."""
+    if isinstance(X, list | tuple) and len(X) and np.ndim(X[0]) in (2, 3):
+        if len(shapes := {tuple(np.shape(image)) for image in X}) > 1:
+            raise invalid("X", "images of one shape", sorted(shapes))
+        X = np.stack([np.asarray(image) for image in X])
     if len(getattr(X, "shape", ())) not in (3, 4) or not len(X):
         return None
+    low, high = float(X.min()), float(X.max())
+    if str(X.dtype) not in ("uint8", "torch.uint8") and not (low >= 0 and high <= 1):  # NaN, too
+        raise ValueError(f"X must be images of bytes or of floats in [0, 1], got {X.dtype} from {low:g} to {high:g}")
     return as_images((X, np.zeros(len(X), dtype=np.int64))).pixels().cpu()
 
 
@@ -335,3 +360,11 @@ def _tensor(X: np.ndarray) -> Tensor:
 def _logits(model: Classifier, x: Tensor) -> Tensor:
     dtype, device = model.mean.dtype, model.mean.device
     return torch.cat([model(rows.to(device, dtype)) for rows in x.split(ROWS)])  # [N, L]
+
+
+def _loss(model: Classifier, x: Tensor, y: Tensor) -> float:
+    """Mean cross-entropy; NaN where features overflow, which the head refuses."""
+    try:
+        return F.cross_entropy(_logits(model, x), y).item()
+    except ValueError:
+        return math.nan
