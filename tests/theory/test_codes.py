@@ -279,6 +279,12 @@ def test_a_short_budget_is_spent_on_sharp_levels():
     assert optimiser.largest_cosine(found) < 0.3  # 0.354 with nine levels
 
 
+def test_the_optimiser_reports_what_it_has_spent():
+    spent, seconds = [], 300.5 * 40**2 * (5 + 64) / optimiser._WORK
+    optimiser.optimise(40, 5, 0, cosine_bound(40, 5), seconds, spent.append)
+    assert spent == sorted(spent) and 0 < spent[0] and spent[-1] == 300
+
+
 def test_without_time_for_the_optimiser_there_are_codes_alone():
     found = arrange_means(120, 16, seconds=0)
     assert found.construction == "Kerdock" and found.max_cosine == 0.25

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mmlda._utils.checks import check_count, check_positive, invalid, to_tensor
+from mmlda._utils.progress import progress
 from mmlda.theory.arguments import check_means, check_range
 from mmlda.theory.bounds import cosine_bound
 from mmlda.theory.codes import BinaryCode, ChirpCode, binary_code, chirp_code
@@ -262,8 +263,10 @@ def _best(L: int, p: int, seed: int, seconds: float, scale: float, dtype: torch.
 
         # One thread fixes the order of the sums, so a seed gives the same means on any number of cores. For such
         # small matrices it is also faster.
-        with threadpool_limits(limits=1, user_api="blas"):
-            found = optimise(L, p, seed, cosine_bound(L, p), seconds)
+        total, long = evaluations(L, p, seconds), L * L * p > 1e7  # about 10 seconds and more
+        bar = progress(f"means of {L:,} classes", total, unit="evaluations", show=long)
+        with threadpool_limits(limits=1, user_api="blas"), bar as report:
+            found = optimise(L, p, seed, cosine_bound(L, p), seconds, report)
             cosine = largest_cosine(found)
         if code is None or cosine < code.max_cosine:
             return "optimised", cosine, torch.from_numpy(scale * found)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -9,7 +10,7 @@ _SHARP = 1024.0
 _WORK = 5e9  # per second; counted and not timed, so that a seed gives the same means on every machine
 
 
-def optimise(L: int, p: int, seed: int, bound: float, seconds: float = 60.0) -> np.ndarray:
+def optimise(L: int, p: int, seed: int, bound: float, seconds: float = 60.0, report: Any = None) -> np.ndarray:
     """Unit vectors `[L, p]` with a small largest cosine: the best of several starts, in about `seconds` at most.
 
     Each start anneals a soft maximum to sharpness 1024 and is then polished to the exact minimax. Starts
@@ -21,7 +22,7 @@ def optimise(L: int, p: int, seed: int, bound: float, seconds: float = 60.0) -> 
     small = work <= 5_000
     starts = 64 if work <= 1_000 else min(32, max(2, 100_000 // work))
     steps = min(300, max(40, 200_000_000 // work))  # of L-BFGS, in each call
-    budget = _Budget(evaluations(L, p, seconds))
+    budget = _Budget(evaluations(L, p, seconds), evaluations(L, p, seconds), report)
     short = budget.left < 15 * steps  # nine levels and the polish do not fit
     if short:
         starts, steps = 1, budget.left // 5
@@ -53,9 +54,16 @@ def evaluations(L: int, p: int, seconds: float = 60.0) -> int:
 
 @dataclass
 class _Budget:
-    """Evaluations of the loss that may still be made."""
+    """Evaluations of the loss that may still be made, and a function that is told how many were."""
 
     left: int
+    total: int
+    report: Any
+
+    def spend(self, count: int) -> None:
+        self.left = max(0, self.left - count)
+        if self.report is not None:
+            self.report(self.total - self.left)
 
 
 def _polish(U: np.ndarray, steps: int, rounds: int, budget: _Budget) -> tuple[np.ndarray, float]:
@@ -108,7 +116,7 @@ def _descend(U: np.ndarray, log_weight: np.ndarray, sharpness: float, steps: int
         return U
     options = {"maxiter": steps, "maxfun": min(10 * steps, budget.left), "maxcor": 20, "ftol": 1e-16, "gtol": 1e-13}
     found = minimize(loss, U.ravel(), jac=True, method="L-BFGS-B", options=options)
-    budget.left = max(0, budget.left - found.nfev)
+    budget.spend(found.nfev)
     return _unit(found.x.reshape(U.shape))
 
 
