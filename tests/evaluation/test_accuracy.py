@@ -183,3 +183,12 @@ def test_nan_is_no_prediction():
     for images in (data, DataLoader(TensorDataset(*data), batch_size=2)):
         with pytest.raises(ValueError, match=r"model must return finite logits, got NaN for 1 of \d images"):
             mmlda.accuracy(model, images)
+
+
+def test_a_hook_that_changes_the_logits_counts_with_many_classes_too():
+    model = mmlda.Classifier(mmlda.models.MLP(inputs=4, hidden=(8,)), mmlda.MaxMahalanobisHead(10_000, 64)).eval()
+    x = torch.rand(6, 4)
+    y = model(x).argmax(1)
+    assert model.head.structured and mmlda.accuracy(model, (x, y)).accuracy == 1
+    model.register_forward_hook(lambda module, inputs, z: z.roll(1, 1))
+    assert mmlda.accuracy(model, (x, y)).accuracy == 0

@@ -8,6 +8,7 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 from head_cases import F64, PRIORS, features, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -231,3 +232,18 @@ def test_priors_that_training_has_learned_are_taken_out():
         torch.testing.assert_close(adjusted(z).softmax(1), mm.with_priors(priors)(z).softmax(1))
     torch.testing.assert_close(mm.with_priors(None, old=pi).priors, torch.full((3,), 1 / 3))  # as its priors were pi
     torch.testing.assert_close(mm.with_priors(None).with_priors(pi, old=[1 / 3] * 3)(z), mm(z))
+
+
+def test_priors_that_leave_no_class_are_refused():
+    head = SoftmaxHead(num_classes=3, dim=4, priors=[0.5, 0.5, 0.0])
+    with pytest.raises(ValueError, match="priors must be > 0 for a class whose prior in the head is not 0"):
+        head.with_priors([0.0, 0.0, 1.0], old=[0.4, 0.3, 0.3])
+
+
+def test_softmax_priors_stay_float32_and_need_no_values():
+    head = SoftmaxHead(num_classes=5, dim=8, priors=PRIORS)
+    state = {name: tensor.bfloat16() for name, tensor in head.state_dict().items()}
+    head.load_state_dict(state, assign=True)
+    assert head.log_priors.dtype == head.offset.dtype == torch.float32
+    with FakeTensorMode():
+        SoftmaxHead(num_classes=3, dim=4)

@@ -65,3 +65,19 @@ def test_captured_steps_average_too(digits):
     fast, _ = train(digits[0], AVERAGED, device="cuda", deterministic=True, amp=False)
     for name in slow:
         torch.testing.assert_close(fast[name], slow[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("head", ["mmlda", "softmax"])
+def test_a_class_without_images_keeps_its_prior_of_zero(digits, head, tmp_path):
+    data = digits[0].subset(digits[0].labels != 9)
+    model = build({"backbone": "conv_net", "width": 4, "head": head}, seed=0).with_priors("empirical", data.labels)
+    run = mmlda.fit(model, data, AVERAGED, out=tmp_path / "run", show=False)
+    assert run.model.head.log_priors[9] == -torch.inf
+    assert mmlda.load(tmp_path / "run").head.priors[9] == 0
+
+
+def test_zero_priors_are_refused_where_logits_are_compared(digits):
+    model = build(SMALL, seed=0).with_priors([1 / 9] * 9 + [0.0])
+    adversary = mmlda.Adversary(attack="pgd", eps=0.1, share=1.0, pairing=0.5)
+    with pytest.raises(ValueError, match="priors must be > 0 for TRADES, logit pairing and distillation, got 0"):
+        mmlda.fit(model, digits[0], dataclasses.replace(QUICK, adversary=adversary), show=False)

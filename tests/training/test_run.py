@@ -9,7 +9,7 @@ from training_cases import SMALL, same, weights
 import mmlda
 from mmlda.models import SoftmaxHead, build
 from mmlda.training import RECIPES
-from mmlda.training.run import choose_recipe, train, with_priors
+from mmlda.training.run import _with_priors, choose_recipe, train
 
 
 def test_train_is_fit_with_the_papers_recipe_and_measures_on_the_test_set(digits, tmp_path):
@@ -47,7 +47,7 @@ def test_priors_of_a_start_follow_its_classes():
     start = build({**SMALL, "num_classes": 3}, seed=0)
     start.classes = ("ant", "bee", "cat")
     data = mmlda.data.as_images((torch.rand(4, 1, 8, 8), ["cat", "bee", "cat", "cat"]))
-    assert with_priors(start, "empirical", data).head.priors.tolist() == pytest.approx([0, 0.25, 0.75])
+    assert _with_priors(start, "empirical", data).head.priors.tolist() == pytest.approx([0, 0.25, 0.75])
 
 
 def test_a_run_that_was_fine_tuned_on_fewer_classes_resumes(tmp_path):

@@ -7,6 +7,7 @@ import weakref
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
 
 import mmlda
 from mmlda.data import holdout, long_tailed
@@ -233,3 +234,13 @@ def test_100_classes_in_64_dimensions_learn():
     model = mmlda.models.build(config, seed=0)
     mmlda.fit(model, (x, y), dataclasses.replace(RECIPE, steps=150, batch_size=100, lr=5e-3), show=False)
     assert mmlda.accuracy(model, (x, y)).accuracy > 0.3  # chance is 0.01
+
+
+def test_a_loader_cannot_be_shared_or_sharded(parts, monkeypatch):
+    loader = DataLoader(parts[0], batch_size=32)
+    with pytest.raises(ValueError, match="validation must be another DataLoader than data, got the same"):
+        mmlda.fit(net(), loader, Recipe(steps=4, batch_size=32), validation=loader, show=False)
+    monkeypatch.setattr("mmlda.training.matching.share", lambda: (0, 2))
+    sharded = DataLoader(parts[1], batch_size=32, sampler=DistributedSampler(parts[1], num_replicas=2, rank=0))
+    with pytest.raises(ValueError, match="validation must be a DataLoader without a DistributedSampler"):
+        mmlda.fit(net(), parts[0], Recipe(steps=4, batch_size=32), validation=sharded, show=False)

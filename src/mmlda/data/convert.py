@@ -208,8 +208,8 @@ def as_batch(
         if names is None and num_classes is None:  # each batch would number its own
             raise ValueError(NO_CLASSES)
         classes = tuple(map(str, range(num_classes or 0))) if names is None else names
-    labels, known = as_labels(y, classes)
-    L = num_classes if classes is None else len(known)
+    labels = label_numbers(y, classes)
+    L = num_classes if classes is None else len(classes)
     if L is not None and len(labels) and not (labels.min() >= 0 and labels.max() < L):
         hint = " (subtract 1 if they begin at 1)" if labels.min() > 0 and labels.max() == L else ""
         raise ValueError(f"labels must be classes from 0 to {L - 1}, got {labels.min()} to {labels.max()}{hint}")
@@ -230,24 +230,35 @@ def _tensor(value: Any) -> Tensor:
 def as_labels(y: Any, classes: Sequence[str] | None) -> tuple[Tensor, tuple[str, ...]]:
     """Labels as int64 [N], and the names of the classes."""
     names = None if classes is None else tuple(map(str, classes))
+    if names is None and _are_words(y):
+        names = tuple(sorted(set(np.asarray(y).tolist())))
+    labels = label_numbers(y, names)
+    if names is None:
+        L = int(labels.max()) + 1 if len(labels) else 0
+        names = tuple(map(str, range(L)))
+    return labels, names
+
+
+def label_numbers(y: Any, names: Sequence[str] | None) -> Tensor:
+    """Labels as int64 [N]: integers as they are, words by their place in `names`."""
+    if names is not None and _are_words(y):
+        words, index = np.asarray(y).tolist(), {word: k for k, word in enumerate(names)}
+        if unknown := sorted(set(words) - set(index)):
+            raise ValueError(f"labels must be among the classes {', '.join(names)}, got {unknown[0]!r}")
+        return torch.tensor([index[word] for word in words])
     if not isinstance(y, Tensor):
         values = np.asarray(y)
-        if values.dtype.kind in "OUS" and all(isinstance(value, str) for value in values.flat):
-            names = tuple(sorted(set(values.tolist()))) if names is None else names
-            index = {word: k for k, word in enumerate(names)}
-            if unknown := sorted(set(values.tolist()) - set(index)):
-                raise ValueError(f"labels must be among the classes {', '.join(names)}, got {unknown[0]!r}")
-            return torch.tensor([index[word] for word in values.tolist()]), names
         if values.dtype.kind not in "iufb":
             values = np.array([_whole(label, n) for n, label in enumerate(values.flat)])
         y = torch.from_numpy(np.array(values))
     if y.is_floating_point() or y.is_complex() or y.ndim != 1 or y.layout != torch.strided:
         raise ValueError(f"y must be integer or string labels [N], got {y.dtype} {list(y.shape)}")
-    y = y.detach().long()
-    if names is None:
-        L = int(y.max()) + 1 if len(y) else 0
-        names = tuple(map(str, range(L)))
-    return y, names
+    return y.detach().long()
+
+
+def _are_words(y: Any) -> bool:
+    values = None if isinstance(y, Tensor) else np.asarray(y)
+    return values is not None and values.dtype.kind in "OUS" and all(isinstance(value, str) for value in values.flat)
 
 
 def _whole(label: Any, n: int) -> int:

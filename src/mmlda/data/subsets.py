@@ -286,7 +286,8 @@ def long_tailed(data: Any, imbalance: float = 100.0, seed: int = 0) -> ImageData
     if check_positive("imbalance", imbalance) < 1:
         raise invalid("imbalance", "a number >= 1", imbalance)
     counts, L = data.counts.cpu().numpy(), data.num_classes
-    wanted = [int(counts.max() * (1 / imbalance) ** (k / max(L - 1, 1))) for k in range(L)]
+    # A little more, lest rounding takes an image: 49 * (1 / 49) < 1.
+    wanted = [int(counts.max() * (1 / imbalance) ** (k / max(L - 1, 1)) + 1e-9) for k in range(L)]
     if wanted[-1] < 1:
         expected = f"small enough to leave an image of each class (the largest has {counts.max()})"
         raise invalid("imbalance", expected, imbalance)

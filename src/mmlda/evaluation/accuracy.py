@@ -195,6 +195,8 @@ def answers(
 
 def _structured_end(model: Model, x: Tensor) -> tuple[Callable[[Tensor], Tensor], Any] | None:
     """Function to the features, and the structured head whose logits of them the model returns; None without one."""
+    if isinstance(model, nn.Module) and any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()):
+        return None  # a hook may change the logits
     if isinstance(model, Classifier):
         own = getattr(model.forward, "__func__", None) is Classifier.forward
         return (model.features, model.head) if own and getattr(model.head, "structured", False) else None

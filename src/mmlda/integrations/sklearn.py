@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+import numbers
 import warnings
 from collections.abc import Sequence
 from typing import Any, Self
@@ -172,7 +173,7 @@ class MaxMahalanobisClassifier(ClassifierMixin, BaseEstimator):
     ) -> None:
         model, generator = self.model_, torch.Generator().manual_seed(seed)
         rate, decay = check_positive("learning_rate", self.learning_rate), self.weight_decay
-        if isinstance(decay, str) or not 0 <= decay < np.inf:
+        if not isinstance(decay, numbers.Real) or not 0 <= decay < np.inf:
             raise invalid("weight_decay", "a finite number >= 0", decay)
         optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=decay, fused=True)
         best, best_weights, since = np.inf, None, 0

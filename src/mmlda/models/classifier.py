@@ -198,7 +198,8 @@ class Classifier(nn.Module):
         labels
             Integers [N], only with "empirical".
         old
-            Class shares `[L]` of the training set, if it was not balanced and the head did not have them as priors.
+            Class shares `[L]` of the training set, if it was not balanced and the head did not have them as priors. The
+            new priors contain this correction, which another `with_priors` would replace.
 
         Returns
         -------

@@ -7,6 +7,7 @@ r"""Class means: Algorithm 1 in closed form, and the best known arrangements whe
 
 import itertools
 import math
+import numbers
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from mmlda.theory.codes import BinaryCode, ChirpCode, binary_code, chirp_code
 from mmlda.theory.optimiser import evaluations, largest_cosine, optimise
 
 _MOST = 10_000  # classes for the optimiser: it needs [L, L] matrices
-_CHIRPS = 1 << 25  # entries of a matrix of chirps, which have no fast transform here
+_CHIRPS = 1 << 24  # entries of a matrix of chirps, which have no fast transform here
 
 
 def generate_opt_means(
@@ -204,7 +205,7 @@ def arrange_means(
     """
     L, p, C = check_count("num_classes", num_classes, 2), check_count("dim", dim, 1), check_positive("C", C)
     check_count("seed", seed, 0)
-    if isinstance(seconds, str) or not 0 <= seconds < math.inf:
+    if not isinstance(seconds, numbers.Real) or not 0 <= seconds < math.inf:
         raise invalid("seconds", "a finite number >= 0", seconds)
     if p == 1 and L > 2:
         raise ValueError(f"num_classes must be at most 2 when dim is 1: a line has two directions, got {L}")

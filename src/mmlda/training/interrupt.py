@@ -19,7 +19,8 @@ from mmlda.training.folder import Run
 @contextmanager
 def interruptible() -> Iterator[threading.Event]:
     """Ctrl-C sets the event, and the loop stops after the step it is in; a second one stops at once."""
-    stopped, before = threading.Event(), dict[int, Any]()
+    stopped = threading.Event()
+    before: dict[int, Any] = {}
     if threading.current_thread() is not threading.main_thread():
         yield stopped
         return
@@ -51,23 +52,24 @@ def halt(stopped: threading.Event | None, due: bool, device: torch.device) -> bo
 
 
 def stop(run: Run) -> NoReturn:
-    """Leave the loop after Ctrl-C; the run has been saved."""
-    if run.out is not None and share()[0] == 0:
+    """Leave the loop after Ctrl-C; the run has been saved, unless it has no step yet."""
+    if run.out is not None and run.step > 0 and share()[0] == 0:
         print(f"stopped at step {run.step} and saved; the same call with out={str(run.out)!r} resumes", file=sys.stderr)
     raise KeyboardInterrupt(f"stopped at step {run.step}") from None
 
 
 @contextmanager
 def errors_as_stop(run: Run, stopped: threading.Event | None, save: Callable[[], None]) -> Iterator[None]:
-    """After Ctrl-C, save and stop where a loader fails: the signal has ended its workers unless they ignore it.
+    """After Ctrl-C, save and stop where a loader's workers are gone: the signal has ended them unless they ignore it.
 
     Workers that were started before `interruptible`, or by spawning, do not. Several processes raise the error, as they
     have not agreed on a step.
     """
     try:
         yield
-    except Exception:
-        if stopped is None or not stopped.is_set() or share()[1] > 1:
+    except RuntimeError as error:
+        gone = "DataLoader worker" in str(error)  # and not an error of the dataset
+        if not gone or stopped is None or not stopped.is_set() or share()[1] > 1:
             raise
         save()
         stop(run)

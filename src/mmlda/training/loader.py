@@ -45,16 +45,18 @@ def batch_size(loader: DataLoader[Any]) -> int:
 
 
 def whole_batches(loader: DataLoader[Any], size: int) -> int | None:
-    """How many batches of `size` images an epoch has; None if unknown. Batches of the user's own count as whole."""
-    if type(loader.batch_sampler) is BatchSampler:
-        images = loader_length(loader)
-        if images is not None and images < size:
-            raise ValueError(f"data must have at least one whole batch of {size} images, got {images}")
-        return None if images is None else images // size
-    try:
-        return None if isinstance(loader.dataset, IterableDataset) else len(loader)
-    except TypeError:
+    """How many batches of `size` images an epoch has; None if unknown, as for a batch sampler of the user's own."""
+    sampler: Any = loader.batch_sampler
+    if sampler is None and not isinstance(loader.dataset, IterableDataset):  # each item of the dataset is a batch
+        return len(loader)
+    if isinstance(sampler, list | tuple):
+        return sum(len(rows) == size for rows in sampler)
+    if type(sampler) is not BatchSampler:
         return None
+    images = loader_length(loader)
+    if images is not None and images < size:
+        raise ValueError(f"data must have at least one whole batch of {size} images, got {images}")
+    return None if images is None else images // size
 
 
 def describe_loader(loader: DataLoader[Any]) -> dict[str, Any]:
@@ -149,7 +151,7 @@ class LoaderBatches(Batches):
             x, y = as_batch(batch, self.classes, self.num_classes, self.names)
             if len(y) > self.local:
                 raise ValueError(f"every batch of data must be at most {self.local} images, got {len(y)}")
-            if self.epoch == 0:
+            if self.epoch == 0 and self.classes is None:
                 self.seen.update(y.tolist())
             if len(y) == self.local:
                 return x, y if self.numbers is None else self.numbers[y]
@@ -157,7 +159,7 @@ class LoaderBatches(Batches):
     def _warn_of_labels_from_1(self) -> None:
         """Warn where an epoch had all classes of the network except class 0, and classes have no names."""
         L = self.num_classes or 0
-        if L > 2 and self.classes is None and self.seen == set(range(1, L)):
+        if self.epoch == 0 and L > 2 and 0 not in self.seen and len(self.seen) == L - 1:
             warn_caller(f"class 0 of {L} has no images: subtract 1 if the labels begin at 1")
 
     def _check_shards(self, x: Tensor) -> None:

@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
 
 from mmlda.data import ImageData, images_for
 from mmlda.data.alignment import from_one, learn, numbered
-from mmlda.data.loaders import batches_for, listed_classes
+from mmlda.data.loaders import batches_for, listed_classes, loader_sampler
 from mmlda.evaluation.accuracy import first_logits
 from mmlda.models import SwappedHead
+from mmlda.training.batches import share
 from mmlda.training.folder import Run
 
 
@@ -56,6 +58,8 @@ def matched(run: Run, data: ImageData | DataLoader[Any]) -> ImageData | DataLoad
     if isinstance(data, ImageData) and images is not None:
         data = images
     if run.validation is not None:
+        if run.validation.data is data and isinstance(data, DataLoader):
+            raise ValueError("validation must be another DataLoader than data, got the same")
         _match_validation(run, None if isinstance(data, DataLoader) else data.shape, L)
     return data
 
@@ -65,6 +69,8 @@ def _match_validation(run: Run, shape: tuple[int, ...] | None, L: int | None) ->
     assert run.validation is not None
     given = run.validation.data
     if isinstance(given, DataLoader):
+        if share()[1] > 1 and isinstance(loader_sampler(given), DistributedSampler):
+            raise ValueError("validation must be a DataLoader without a DistributedSampler, as one process measures it")
         with torch.random.fork_rng(devices=[]):  # a loader draws a seed for its workers
             held = next(batches_for(run.model, given))
     else:

@@ -142,7 +142,7 @@ def train(
         settings["priors"] = train_set.priors.tolist()
     with _processes(device) as place:
         if start is not None:
-            net = with_priors(start, source["priors"], train_set)
+            net = _with_priors(start, source["priors"], train_set)
         elif before and not model and before["model"] is not None and head in (None, before["model"].get("head")):
             changed = {} if priors is None else {"priors": settings.get("priors")}
             net = build({**before["model"], **changed}, seed=chosen.seed)
@@ -257,7 +257,7 @@ def _head(head: str | None, start: nn.Module | None, before: dict[str, Any]) -> 
     return own
 
 
-def with_priors(start: nn.Module, priors: str | None, data: ImageData) -> nn.Module:
+def _with_priors(start: nn.Module, priors: str | None, data: ImageData) -> nn.Module:
     """The network to fine-tune with the class priors asked for, those of the data as the network numbers it."""
     if priors is None:
         return start

@@ -76,7 +76,9 @@ class Average:
 
     def __init__(self, model: nn.Module, decay: float):
         self.decay = decay
-        self.current = {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+        floats = {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+        # The log prior of a class without images is -inf, which has no average.
+        self.current = {name: tensor for name, tensor in floats.items() if bool(tensor.isfinite().all())}
         self.tensors = {name: tensor.clone() for name, tensor in self.current.items()}
 
     def update(self, step: Tensor) -> None:
@@ -109,6 +111,10 @@ class Objective(nn.Module):
         self.distill = recipe.distill
         own = isinstance(model, Classifier) and getattr(model.head, "structured", False)
         self.streamed, self.swapped = own or swapped is not None, (swapped,)  # a tuple: its weights are the model's
+        together = (adversary is not None and adversary.paired) or bool(self.distill)
+        log_priors = getattr(getattr(model, "head", None), "log_priors", None)
+        if together and isinstance(log_priors, Tensor) and bool(log_priors.isinf().any()):
+            raise ValueError("priors must be > 0 for TRADES, logit pairing and distillation, got 0")
         if self.loss != "ce" and not hasattr(model, "features"):
             raise invalid("loss", "'ce' for a model without features(x) and a head", self.loss)
 

@@ -139,7 +139,10 @@ class Head(nn.Module):
         if old is None:
             return new
         known = check_priors(old, self.num_classes, positive=True, name="old").detach().log().to(new)
-        return (self.log_priors + new - known).log_softmax(0)
+        moved = self.log_priors + new - known
+        if not true(moved.isfinite().any()):
+            raise invalid("priors", "> 0 for a class whose prior in the head is not 0", priors)
+        return moved.log_softmax(0)
 
     def _check_features(self, z: Tensor) -> None:
         """Raise ValueError for bad features.
@@ -149,7 +152,7 @@ class Head(nn.Module):
         """
         check_floating("z", z, "N", self.dim)
         # One sum is the cheapest check of every value. Finite numbers can overflow it, so check again before raising.
-        if not z.requires_grad and _eager(z) and _true(~z.sum().isfinite()) and _true(~z.isfinite().all()):
+        if not z.requires_grad and _eager(z) and true(~z.sum().isfinite()) and true(~z.isfinite().all()):
             raise ValueError(f"z must be finite, got NaN or infinity in {list(z.shape)}")
 
     def _check_labels(self, name: str, y: Tensor, count: int | None = None) -> None:
@@ -158,7 +161,7 @@ class Head(nn.Module):
             raise ValueError(f"{name} must be int64 [{'n' if count is None else count}], got {described(y)}")
         if _eager(y) and len(y):
             outside = (y < 0) | (y >= self.num_classes)
-            if _true(outside.any()):
+            if true(outside.any()):
                 wrong = y[outside][0].item()
                 raise ValueError(f"{name} must be classes from 0 to {self.num_classes - 1}, got {wrong}")
 
@@ -199,7 +202,7 @@ def _eager(x: Tensor) -> bool:
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def _true(condition: Tensor) -> bool:
+def true(condition: Tensor) -> bool:
     try:
         return bool(condition)
     except RuntimeError:  # vmap and fake tensors have no value to read

@@ -318,7 +318,8 @@ class MaxMahalanobisHead(Head):
             Classes `[N]`, for "empirical" only.
         old
             Class shares `[L]`, > 0, of the data that the network was trained on, if they were not the head's priors
-            then: the features have learned them.
+            then: the features have learned them. The new head's priors contain this correction, which its own
+            `with_priors` would replace.
 
         Returns
         -------

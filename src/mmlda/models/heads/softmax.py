@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmlda._utils.checks import check_count, check_priors
-from mmlda.models.heads.base import Head, Priors, autocast
+from mmlda.models.heads.base import Head, Priors, autocast, true
 
 
 class SoftmaxHead(Head, nn.Linear):
@@ -57,7 +57,7 @@ class SoftmaxHead(Head, nn.Linear):
         self._set_offset()
 
     def _set_offset(self) -> None:
-        uniform = self.log_priors.is_meta or bool((self.log_priors == self.log_priors[0]).all())
+        uniform = self.log_priors.is_meta or true((self.log_priors == self.log_priors[0]).all())
         self.offset = None if uniform else self.log_priors - self.log_priors.amax()
 
     def forward(self, z: Tensor) -> Tensor:
@@ -98,7 +98,8 @@ class SoftmaxHead(Head, nn.Linear):
             Classes `[N]`, for "empirical" only.
         old
             Class shares `[L]`, > 0, of the data that the network was trained on, if they were not the head's priors
-            then: weight and bias have learned them.
+            then: weight and bias have learned them. The new head's priors contain this correction, which its own
+            `with_priors` would replace.
 
         Returns
         -------
@@ -118,4 +119,6 @@ class SoftmaxHead(Head, nn.Linear):
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *others)
+        if torch.finfo(self.log_priors.dtype).bits < 32:  # load_state_dict(assign=True) takes the dtype of the file
+            self.log_priors = self.log_priors.float()
         self._set_offset()
