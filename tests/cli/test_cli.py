@@ -293,7 +293,7 @@ def test_theory_and_means_are_plotted(tmp_path):
 @pytest.mark.long
 def test_the_demo_is_a_report_in_the_end(tmp_path):
     text = mmlda("demo", "--out", tmp_path).stdout
-    assert "audit of MM-LDA: NONE" in text and (tmp_path / "report.html").resolve().as_uri() in text
+    assert "audit of MM-LDA: None at eps" in text and (tmp_path / "report.html").resolve().as_uri() in text
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     for part in ("Table 1", "Table 2", "Table 3", "Figure 2", "Figure 3", "Figure 4", "Figure 5", "Theory"):
         assert part in page

@@ -8,10 +8,10 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from torch._subclasses.fake_tensor import FakeTensorMode
 from head_cases import F64, PRIORS, features, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mmlda.models.heads import MaxMahalanobisHead, SoftmaxHead
 from mmlda.theory import MaxMahalanobisDistribution, latent_fit

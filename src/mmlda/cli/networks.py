@@ -168,7 +168,7 @@ def models(as_json: Json = False) -> None:
         foe = card["recipe"]["adversary"]
         trained = f", trained on {foe['attack'].upper()} at {eps_text(foe['eps'], 3)}" if foe else ""
         recipe = f"{card['recipe']['steps']} steps, seed {card['recipe']['seed']}, {card['versions']['device']}"
-        lines.append(f"{name:18s} test accuracy {100 * card['accuracy']:.2f}% on {card['data']}, {recipe}{trained}")
+        lines.append(f"{name:20s} test accuracy {100 * card['accuracy']:.2f}% on {card['data']}, {recipe}{trained}")
     show(cards, "\n".join(lines), as_json)
 
 

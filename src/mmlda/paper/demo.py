@@ -91,7 +91,7 @@ def lines(results: list[Result]) -> list[str]:
             line += f"{'-':>8s} {'':4s}" if share is None else f"{100 * share:8.1f} {'':4s}"
         text.append(line.rstrip())
     audits = [result for result in results if result.kind == "audit"]
-    text += ["", *(f"audit of {label(result)}: {str(result.value).upper()}. {result.what}" for result in audits)]
+    text += ["", *(f"audit of {label(result)}: {result.what}" for result in audits)]
     held = {True: "holds", False: "does not hold", None: "not decided"}
     claims = [f"{result.claim} {held[result.holds]}" for result in results if result.kind == "claim"]
     return [*text, f"the paper's claims, at this scale: {', '.join(claims)}"]
