@@ -67,7 +67,8 @@ def test_results_are_selected_by_fields_coordinates_and_row():
 
 
 def test_numbers_are_rounded_with_a_true_minus():
-    assert from_results.fixed(-0.04) == "0.0" and from_results.fixed(-91.25, 1, sign=True) == "−91.2"
+    assert from_results.fixed(-0.04) == "0.0" and from_results.fixed(-91.25, 1, sign=True) == "−91.3"
+    assert from_results.fixed(0.15) == "0.2" and from_results.fixed(11.35) == "11.4"
     assert from_results.percent(0.07, 2) == "7.00" and from_results.percent(None) == "–"
     assert [from_results.size(eps) for eps in (0.04, 0.2, 8 / 255)] == ["0.04", "0.2", "8/255"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
 
@@ -112,14 +113,15 @@ def percent(share: float) -> float:
 
 
 def fixed(value: float | None, digits: int = 1, sign: bool = False) -> str:
-    """A number as text for a table, with a true minus; a dash if there is none.
+    """A number as text for a table, halves rounded up, with a true minus; a dash if there is none.
 
-    >>> fixed(-0.04), fixed(-91.2, sign=True), fixed(None)
-    ('0.0', '−91.2', '–')
+    >>> fixed(-0.04), fixed(-91.2, sign=True), fixed(0.15), fixed(None)
+    ('0.0', '−91.2', '0.2', '–')
     """
     if value is None:
         return "–"
-    value = round(value, digits) + 0.0  # no minus zero
+    if math.isfinite(value):
+        value = float(Decimal(repr(float(value))).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)) + 0.0  # not -0.0
     return f"{value:{'+' if sign and value else ''}.{digits}f}".replace("-", "−")
 
 

@@ -166,7 +166,8 @@ def robustness(lines: Sequence[tuple[str, Mapping[float, float], Mapping[float, 
     def draw(ax: Axes) -> None:
         for k, (model, ours, paper) in enumerate(lines):
             look: dict[str, Any] = {"color": colour(model, k + 2), "clip_on": False}
-            ax.plot(*zip(*sorted(ours.items())), label=clip(model, 24), marker="osD^v"[k % 5], **look)
+            joined = "-" if len(ours) > 2 else "none"  # two points say nothing about what lies between them
+            ax.plot(*zip(*sorted(ours.items())), label=clip(model, 24), marker="osD^v"[k % 5], linestyle=joined, **look)
             if paper:
                 ring: dict[str, Any] = {"marker": "osD^v"[k % 5], "markerfacecolor": PAPER}
                 ax.plot(*zip(*sorted(paper.items())), linestyle=(0, (4, 2.5)), **ring, **look)
