@@ -237,8 +237,8 @@ def test_100_classes_in_64_dimensions_learn():
 
 
 def test_a_loader_cannot_be_shared_or_sharded(parts, monkeypatch):
-    loader = DataLoader(parts[0], batch_size=32)
-    with pytest.raises(ValueError, match="validation must be another DataLoader than data, got the same"):
+    loader = DataLoader(parts[0], batch_size=32, num_workers=1, persistent_workers=True)
+    with pytest.raises(ValueError, match="validation must be another DataLoader than data if workers persist"):
         mmlda.fit(net(), loader, Recipe(steps=4, batch_size=32), validation=loader, show=False)
     monkeypatch.setattr("mmlda.training.matching.share", lambda: (0, 2))
     sharded = DataLoader(parts[1], batch_size=32, sampler=DistributedSampler(parts[1], num_replicas=2, rank=0))

@@ -58,8 +58,8 @@ def matched(run: Run, data: ImageData | DataLoader[Any]) -> ImageData | DataLoad
     if isinstance(data, ImageData) and images is not None:
         data = images
     if run.validation is not None:
-        if run.validation.data is data and isinstance(data, DataLoader):
-            raise ValueError("validation must be another DataLoader than data, got the same")
+        if run.validation.data is data and isinstance(data, DataLoader) and data.persistent_workers:
+            raise ValueError("validation must be another DataLoader than data if workers persist, got the same")
         _match_validation(run, None if isinstance(data, DataLoader) else data.shape, L)
     return data
 
