@@ -1,6 +1,6 @@
 """CIFAR-100 and long-tailed CIFAR: softmax and MM-LDA, without and with the priors of the training set.
 
-    python benchmarks/long_tailed.py --data DATA --out FILE --holdout --steps 5000    # chooses the settings
+    python benchmarks/long_tailed.py --data DATA --out FILE --holdout --steps 3000    # chooses the settings
     python benchmarks/long_tailed.py --data DATA --out FILE                           # the test set, once
 
 Networks are Resnet-32, `--together` of them trained at the same time on one GPU. FILE is JSON with a record per
@@ -37,13 +37,13 @@ from mmlda.training.loop import Options
 from mmlda.training.many import together
 
 TASKS: dict[str, tuple[str, int, int]] = {  # dataset, imbalance, steps; the most important first
-    "cifar10-lt-100": ("cifar10", 100, 15_000),
-    "cifar100-lt-100": ("cifar100", 100, 15_000),
-    "cifar100": ("cifar100", 1, 24_000),
-    "cifar10-lt-10": ("cifar10", 10, 15_000),
-    "cifar100-lt-10": ("cifar100", 10, 15_000),
-    "cifar10-lt-50": ("cifar10", 50, 15_000),
-    "cifar100-lt-50": ("cifar100", 50, 15_000),
+    "cifar10-lt-100": ("cifar10", 100, 10_000),
+    "cifar100-lt-100": ("cifar100", 100, 10_000),
+    "cifar100": ("cifar100", 1, 15_000),
+    "cifar10-lt-10": ("cifar10", 10, 10_000),
+    "cifar100-lt-10": ("cifar100", 10, 10_000),
+    "cifar10-lt-50": ("cifar10", 50, 10_000),
+    "cifar100-lt-50": ("cifar100", 50, 10_000),
 }
 BALANCED, LONG_TAILED = ("softmax", "mmlda-64", "mmlda-128"), ("softmax", "softmax-priors", "mmlda", "mmlda-priors")
 ADAMW = {"optimizer": "adam", "lr": 1e-3, "decoupled": True, "weight_decay": 0.5}
@@ -235,7 +235,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", type=names("--only", list(TASKS)), default=list(TASKS), help="tasks, with commas")
     parser.add_argument("--methods", type=names("--methods", list(methods)), help="methods, with commas (default: all)")
     parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, help="per network (default: 15,000, or 24,000 where balanced)")
+    parser.add_argument("--steps", type=int, help="per network (default: 10,000, or 15,000 where balanced)")
     parser.add_argument("--together", type=int, default=8, help="networks at the same time")
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no group after this time")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
