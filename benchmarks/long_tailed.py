@@ -59,6 +59,9 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "adamw-0.2": {**ADAMW, "weight_decay": 0.2},
         "adamw-C30": {**ADAMW, "C": 30.0},
         "adamw-128": {**ADAMW, "dim": 128},
+        "sgd-1e-3-C1": {"weight_decay": 1e-3, "C": 1.0},
+        "sgd-1e-3-C4": {"weight_decay": 1e-3, "C": 4.0},
+        "sgd-1e-3-C1-128": {"weight_decay": 1e-3, "C": 1.0, "dim": 128},
     },
 }
 HELD = 5000

@@ -166,7 +166,8 @@ def learning() -> str:
         rows.append([what, f"{classes:,}", words, error, size, f"{one['train_steps']:,}", per_step])
     first = strings[0]
     about = f"Resnet-32, 64 dimensions, seeds {', '.join(str(s) for s in sorted({r['seed'] for r in records}))}"
-    together = " or ".join(str(n) for n in sorted({r.get("at_once") or r["trained_together"] for r in records}))
+    counts = sorted({r.get("at_once") or r["trained_together"] for r in records})
+    together = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
     where = f"{first['device']}, {together} networks at once; times are per network"
     where += f", torch {first['versions']['torch']}"
     text = table("images | classes | head | test error (%) | head's parameters, memory | steps | a step", rows)
@@ -199,6 +200,8 @@ def long_tailed() -> str:
     words = f"\nBalanced CIFAR-100: {balanced}. Published for Resnet-32, {sets}: {published}.\n"
     first, seeds = records[0], sorted({record["seed"] for record in records})
     about = [f"Resnet-32, seeds {', '.join(map(str, seeds))}, ± the standard deviation", first["device"]]
+    lengths = {balanced: r["train_steps"] for r in records for balanced in [r["task"] == "cifar100"]}
+    about.append("; ".join(f"{steps:,} steps{', balanced' * balanced}" for balanced, steps in sorted(lengths.items())))
     about += [f"torch {first['versions']['torch']}", f"commit {first['commit']}"]
     about.append("settings chosen on held-out training images at an imbalance of 100")
     text = table(" | ".join(["balanced test accuracy (%)", *tasks.values()]), rows)

@@ -166,7 +166,7 @@ def test_long_tailed_results_are_averaged_over_seeds(monkeypatch):
     monkeypatch.setattr(make_benchmark_tables, "read", lambda name: {})
     assert make_benchmark_tables.long_tailed() == ""
     about = {"device": "GPU", "versions": {"torch": "2"}, "commit": "1", "task": "cifar10-lt-100"}
-    about["measured_on"] = "test images"
+    about |= {"measured_on": "test images", "train_steps": 9}
     records = [about | {"method": "softmax", "measured_on": "held-out training images", "balanced": 0.1}]
     for seed, balanced in enumerate((0.7, 0.72, 0.71)):
         adjusted = {"adjusted": {"balanced": balanced + 0.05}}
@@ -176,7 +176,7 @@ def test_long_tailed_results_are_averaged_over_seeds(monkeypatch):
     lines = make_benchmark_tables.long_tailed().splitlines()
     assert lines[2].endswith("| – | – | 71.0 ± 1.0 | – | – | – |") and "| 76.0 ± 1.0 |" in lines[3]
     assert lines[6].startswith("| MM-LDA, priors in training |") and "| 78.0 |" in lines[6]
-    assert "seeds 0, 1, 2" in lines[-1]
+    assert "seeds 0, 1, 2" in lines[-1] and "; 9 steps; " in lines[-1]
 
 
 def test_cifar_100_is_a_row_of_many_classes(monkeypatch):
@@ -192,4 +192,4 @@ def test_cifar_100_is_a_row_of_many_classes(monkeypatch):
     monkeypatch.setattr(make_benchmark_tables, "read", found.__getitem__)
     lines = make_benchmark_tables.learning().splitlines()
     assert lines[3] == "| CIFAR-100 | 100 | softmax | 30.00 ± 0.00 | 0, 1 kB | 9 | 2.00 ms |"
-    assert lines[4].startswith("| CIFAR-100 | 100 | MM-LDA | 31.00 ± 0.00 |") and "3 or 8 networks" in lines[-1]
+    assert lines[4].startswith("| CIFAR-100 | 100 | MM-LDA | 31.00 ± 0.00 |") and "3 to 8 networks" in lines[-1]
