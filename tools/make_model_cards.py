@@ -45,6 +45,7 @@ def training(about: dict[str, Any]) -> str:
         kind, start = f"{foe['attack'].upper()} at {size(foe['eps'])}", " from a random start" * foe["random_start"]
         words.append(f"adversarial examples only: {kind}, {foe['steps']} steps of {foe['step']:g} eps{start}")
         words += [f"logits paired with weight {foe['pairing']:g}"] if foe.get("pairing") else []
+        words += [f"weights perturbed by {foe['awp']:g} of their norm"] if foe.get("awp") else []
     words.append(f"seed {made['seed']}; bf16, {about['versions']['device']}")
     return "; ".join(words)
 

@@ -133,6 +133,7 @@ PGD = {"attack": "pgd", "eps": 0.1, "share": 1.0}
         (lambda: Adversary(**{**PGD, "share": 0.5}, pairing=1.0), "craft and share must be .*, got 'online' and 0.5"),
         (lambda: Adversary(**PGD, craft="once", pairing=1.0), "craft and share must be .*, got 'once' and 1.0"),
         (lambda: Adversary(**PGD, pairing=-1.0), "pairing must be a finite number >= 0, got -1.0"),
+        (lambda: Adversary(**PGD, awp=True), "awp must be a finite number >= 0, got True"),
         (lambda: Recipe(steps=9, schedule="linear"), "schedule must be one of steps, cosine, got 'linear'"),
         (
             lambda: Recipe(steps=9, schedule="cosine", milestones=(5,)),

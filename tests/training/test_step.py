@@ -107,6 +107,18 @@ def test_a_resnet_is_compiled_block_by_block_and_only_in_its_step(monkeypatch):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
+def test_perturbed_weights_pass_through_compiled_blocks(monkeypatch):
+    adversary = Adversary(attack="fgsm", eps=0.1, steps=1, share=1.0, pairing=0.5, awp=0.01)
+    recipe = Recipe(steps=2, lr=0.01, batch_size=16, adversary=adversary)
+    model, plain = build(RESNET, seed=0), build(RESNET, seed=0)
+    step = compiled_step(model, noise(8), recipe, monkeypatch)
+    for _ in range(2):
+        step()
+    fit(plain, noise(8), recipe, show=False)
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
 def test_other_networks_are_compiled_whole(digits, monkeypatch):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -208,3 +220,34 @@ def test_pairing_draws_clean_and_adversarial_logits_together(digits):
         moved = mmlda.attacks.FGSM(eps=0.2)(model, x, y).x_adv
         distances.append(F.mse_loss(model(moved), model(x)).item())
     assert distances[1] < 0.7 * distances[0]
+
+
+@pytest.mark.parametrize("pairing", (0.0, 0.5))
+def test_awp_takes_the_gradient_where_the_weights_do_worst(digits, pairing):
+    adversary = Adversary(attack="pgd", eps=0.2, steps=2, step=0.5, share=1.0, pairing=pairing, awp=0.05)
+    recipe = dataclasses.replace(QUICK, steps=1, optimizer="sgd", lr=0.1, momentum=0.0, weight_decay=0.0)
+    recipe = dataclasses.replace(recipe, milestones=(), adversary=adversary)
+    ours, theirs = build(SMALL, seed=0), build(SMALL, seed=0).train()
+    run = fit(ours, digits[0], recipe, show=False)
+    x, y, uniform, rows = first_batch(digits[0], recipe)
+    eps, start = begin_attack(x, uniform, rows, torch.zeros((), dtype=torch.int64), recipe, adversary)
+    x_adv = craft(theirs, x, y, eps, start, adversary)
+    before = copy.deepcopy(theirs.state_dict())
+    F.cross_entropy(theirs(x_adv), y).backward()
+    slopes = {name: p.grad for name, p in theirs.named_parameters()}
+    theirs.load_state_dict(before)
+    theirs.zero_grad()
+    with torch.no_grad():
+        for name, p in theirs.named_parameters():
+            if p.dim() > 1:  # not biases and batch norm
+                p += 0.05 * p.norm() * slopes[name] / slopes[name].norm()
+    clean, moved = theirs(torch.cat([x, x_adv])).chunk(2) if pairing else (None, theirs(x_adv))
+    loss = F.cross_entropy(moved, y)
+    if pairing:
+        loss = loss + pairing * F.mse_loss(moved, clean)
+    loss.backward()
+    assert run.loss == pytest.approx(loss.item(), rel=1e-4)
+    for (name, p), own in zip(theirs.named_parameters(), ours.parameters(), strict=True):
+        torch.testing.assert_close(own, before[name] - 0.1 * p.grad, rtol=1e-4, atol=1e-6, msg=name)
+    for name, statistic in theirs.named_buffers():  # of batch norm: one update, with the moved weights
+        torch.testing.assert_close(ours.get_buffer(name), statistic, rtol=1e-4, atol=1e-6, msg=name)

@@ -1,9 +1,10 @@
-"""Adversarial examples for training: the attacks' own loop, losses and targets, on the device and without waiting."""
+"""What training attacks, on the device and without waiting: images, by the attacks' own loop, and weights."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -71,3 +72,18 @@ def craft_once(model: nn.Module, batches: Batches) -> None:
         eps, start = begin_attack(x, uniform[rows], rows, rows.new_zeros(()), recipe, adversary)
         crafted[rows] = craft(model, x, batches.labels[rows], eps, start, adversary)
     batches.adversarial = crafted
+
+
+@contextmanager
+def moved_weights(weights: Sequence[Tensor], gradients: tuple[Tensor, ...], size: float) -> Iterator[None]:
+    """Move each weight up its gradient by `size` times its norm, for the time of the block (AWP, Wu et al., 2020)."""
+    values = [weight.detach() for weight in weights]
+    kept = [value.clone() for value in values]
+    scales = torch._foreach_norm(kept)
+    torch._foreach_mul_(scales, size)
+    torch._foreach_div_(scales, torch._foreach_add(torch._foreach_norm(gradients), 1e-12))
+    torch._foreach_add_(values, torch._foreach_mul(gradients, scales))
+    try:
+        yield
+    finally:
+        torch._foreach_copy_(values, kept)

@@ -44,6 +44,8 @@ class Adversary:
         Weight of the divergence of TRADES.
     pairing
         Weight of the mean squared difference of clean and adversarial logits (adversarial logit pairing).
+    awp
+        Size of an adversarial weight perturbation as a share of each layer's norm (Wu et al., 2020); 0 for none.
 
     Raises
     ------
@@ -65,6 +67,7 @@ class Adversary:
     share: float = 0.5
     beta: float = 6.0
     pairing: float = 0.0
+    awp: float = 0.0
 
     def __post_init__(self) -> None:
         if isinstance(self.eps, list):  # as JSON writes a range
@@ -73,7 +76,7 @@ class Adversary:
         check_choice("craft", self.craft, ("once", "online"))
         if len(self.range) != 2 or not 0 <= self.range[0] <= self.range[1] < math.inf:
             raise invalid("eps", "a number >= 0 or a range (low, high) of such numbers", self.eps)
-        for name in ("step", "beta", "pairing"):
+        for name in ("step", "beta", "pairing", "awp"):
             if getattr(self, name) is not None:
                 _check_number(name, getattr(self, name), "a finite number >= 0", lambda v: 0 <= v < math.inf)
         check_count("steps", self.steps, 1)

@@ -27,7 +27,7 @@ from mmlda.models.convolutions import compiled_ahead
 from mmlda.models.folded import agrees, foldable
 from mmlda.models.swap import structured_end
 from mmlda.training.batches import Batches, share
-from mmlda.training.crafting import begin_attack, craft
+from mmlda.training.crafting import begin_attack, craft, moved_weights
 from mmlda.training.recipes import Recipe
 
 WARMUP = 3  # real steps, run one by one before the capture, so that cuDNN and the compiler have settled
@@ -271,7 +271,7 @@ class Step:
         inputs = self._attacked(x, y, crafted, uniform, rows)
         taught = self._taught(x)
         held = self.world > 1 and part < self.recipe.accumulate - 1
-        with self.objective.no_sync() if held else nullcontext():  # type: ignore[attr-defined]
+        with self.objective.no_sync() if held else nullcontext(), self._weights_attacked(inputs):  # type: ignore[attr-defined]
             with self._mixed(), self._compiled_blocks():
                 loss, right = self.objective(*inputs, taught=taught)
             (loss * (len(x) * self.world / self.batches.size)).backward()  # parts may differ by an image
@@ -298,6 +298,23 @@ class Step:
         with self._mixed():
             moved = craft(self.attacked, x[-n:], y[-n:], eps, start, adversary, fold=self.fold)
         return (x, y, moved) if adversary.paired else (torch.cat([x[:-n], moved]), y)
+
+    def _weights_attacked(self, inputs: tuple[Tensor, ...]) -> AbstractContextManager[None]:
+        """The network with weights, of two dimensions or more, at which the attacked images fare worse."""
+        if self.adversary is None or not self.adversary.awp:
+            return nullcontext()
+        objective: Any = self.objective.module if self.world > 1 else self.objective  # type: ignore[attr-defined]
+        weights = [weight for weight in objective.parameters() if weight.requires_grad and weight.dim() > 1]
+        norms = [module for module in objective.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+        statistics = [buffer for norm in norms for buffer in norm.buffers()]
+        kept = [buffer.clone() for buffer in statistics]
+        images = inputs[2] if self.adversary.paired else inputs[0]
+        with self._mixed(), self._compiled_blocks():
+            loss, _ = objective(images, inputs[1])
+        gradients = torch.autograd.grad(loss, weights, materialize_grads=True)
+        if statistics:  # they must see the batch once
+            torch._foreach_copy_(statistics, kept)
+        return moved_weights(weights, gradients, self.adversary.awp)
 
     @contextmanager
     def _compiled_blocks(self) -> Iterator[None]:
