@@ -1,6 +1,6 @@
 """A folder of JPEGs, a timm backbone and a Max-Mahalanobis head: the way to train on ImageNet, in small.
 
-    pip install mmlda torchvision timm
+    pip install '.[timm]' torchvision                              # in the checkout
     python examples/imagefolder_timm.py images --generate          # writes a small folder of images first
     python examples/imagefolder_timm.py /data/imagenet --model resnet50 --size 224 --steps 450000 --batch-size 256
 

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_iris
+from sklearn.datasets import load_iris, load_wine
 from torch.utils.data import DataLoader, TensorDataset
 
 import mmlda
@@ -92,6 +92,82 @@ def test_a_column_that_float32_cannot_hold_is_refused(suffix, tmp_path):
     assert not list(tmp_path.iterdir())
     X[:, 0] -= 1.7e9
     assert export(MaxMahalanobisClassifier(random_state=0, max_iter=9).fit(X, y), path, images=X).is_file()
+
+
+@pytest.fixture(scope="module")
+def wine():
+    """A network on a table, and rows to test it on, in the table's own units; column 2 is constant."""
+    X, y = load_wine(return_X_y=True)
+    X[:, 2] = 5.0
+    train = mmlda.data.table(X[::2], y[::2])
+    model = build({"backbone": "mlp", "inputs": 13, "num_classes": 3}, seed=0)
+    mmlda.fit(model, train, mmlda.Recipe(steps=100, optimizer="adam", lr=3e-3, batch_size=64), show=False)
+    return model.eval(), X[1::2], y[1::2]
+
+
+@pytest.mark.filterwarnings("ignore:.*outside the table's bounds")
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+def test_a_table_is_in_its_own_units(suffix, wine, tmp_path):
+    model, X, y = wine
+    test = mmlda.data.table(X, y, bounds=model.bounds)
+    x = torch.tensor(X, dtype=torch.float32)
+    loader = DataLoader(TensorDataset(test.images, test.labels), batch_size=50)
+    for images in (None, X, (X, y), test, mmlda.data.table(X, y), loader):
+        path = export(model, tmp_path / f"m{suffix}", images=images)
+        run = torch.export.load(path).module() if suffix == ".pt2" else lambda x, path=path: run_onnx(path, x)[1]
+        logits, probabilities = run(x)
+        with torch.no_grad():
+            torch.testing.assert_close(logits, model(test.images), rtol=1e-3, atol=1e-3)
+        accuracy = float((probabilities.argmax(1).numpy() == y).mean())
+        assert accuracy == pytest.approx(mmlda.accuracy(model, test).accuracy) and accuracy > 0.9
+    torch.testing.assert_close(run(x * 1000)[0], run(x.where(x == 0, 1e6))[0])  # clipped, as mmlda.data.table does
+
+
+def test_the_inputs_of_a_table_are_within_its_bounds(wine, tmp_path, monkeypatch):
+    model, X, y = wine
+    seen = []
+    monkeypatch.setattr(module, "_compare", lambda network, run, x, kind: seen.append((kind, x)))
+    low, high = model.bounds
+    own = torch.tensor(X, dtype=torch.float64).sub(low).div(high - low)
+    inside = ((own >= 0) & (own <= 1)).all(1)
+    X, y, own = X[inside], y[inside], own[inside].float()
+    pairs = TensorDataset(own, torch.tensor(y))
+    others = mmlda.data.table(X, y, bounds=(0.0, 1e4))
+    for images in (X, (X, y), mmlda.data.table(X, y), others, pairs, DataLoader(pairs, batch_size=17)):
+        export(model, tmp_path / "m.pt2", images=images)
+    for kind, x in seen:
+        assert bool(((x >= low) & (x <= high)).all()) if kind == "random" else np.allclose(x, X[: len(x)], atol=1e-3)
+    with pytest.raises(ValueError, match=r"got those of shape \[1\] \(the network's table has 13 columns\)"):
+        export(model, tmp_path / "m.pt2", images=X[:, :1])
+
+
+def test_a_network_with_a_backbone_of_ones_own_on_a_table(wine, tmp_path):
+    _, X, y = wine
+    model = torch.nn.Sequential(torch.nn.Linear(13, 3)).eval()
+    model.bounds = mmlda.data.table(X, y).bounds
+    name, (logits, _) = run_onnx(export(model, tmp_path / "m.onnx"), torch.tensor(X, dtype=torch.float32))
+    assert name == "features"
+    with torch.no_grad():
+        torch.testing.assert_close(logits, model(mmlda.data.table(X, y).images), rtol=1e-4, atol=1e-4)
+
+
+def test_a_table_that_float32_cannot_hold_is_refused(tmp_path):
+    model = build({"backbone": "mlp", "inputs": 2, "num_classes": 2, "C": 1e4}, seed=0)
+    model.bounds = torch.tensor([[1.7e9, 0.0], [1.7e9 + 100, 1.0]], dtype=torch.float64)
+    with pytest.raises(ExportMismatch, match="float32, so scale the columns of the table"):
+        export(model, tmp_path / "m.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_labels_that_json_has_not(tmp_path):
+    from mmlda.integrations.sklearn import MaxMahalanobisClassifier
+
+    X, y = load_iris(return_X_y=True)
+    days = np.array(["2020-01-01", "2020-01-02", "2020-01-03"], dtype="datetime64[D]")
+    for dates in (days, days.astype("datetime64[s]")):
+        fitted = MaxMahalanobisClassifier(random_state=0, max_iter=2).fit(X, dates[y])
+        session = onnxruntime.InferenceSession(export(fitted, tmp_path / "m.onnx"))
+        assert json.loads(session.get_modelmeta().custom_metadata_map["classes"]) == dates.astype(str).tolist()
 
 
 def test_a_class_with_prior_0(images, tmp_path):
@@ -220,6 +296,47 @@ def test_mistakes_are_named(network, tmp_path, monkeypatch):
 def test_a_network_without_logits_is_named(change, got, network, images, tmp_path):
     with pytest.raises(ValueError, match=rf"model must return logits \[N, L\] of at least 2 classes, got {got}"):
         export(Wrong(network, change), tmp_path / "model.pt2", images=images)
+
+
+class Loop(torch.nn.Module):
+    def forward(self, x):
+        return torch.stack([row.flatten()[:3] for row in x])
+
+
+class Branch(torch.nn.Module):
+    def forward(self, x):
+        return x.flatten(1)[:, :3] if x.sum() > 0 else x.flatten(1)[:, 3:6]
+
+
+class SingularValues(torch.nn.Module):
+    def forward(self, x):
+        return torch.linalg.svdvals(x[:, 0])
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+@pytest.mark.parametrize(("model", "got"), [(Loop(), "Constraints violated"), (Branch(), "Could not guard")])
+def test_a_network_that_cannot_be_traced_is_named(model, got, suffix, images, tmp_path):
+    text = rf"model must be traceable by torch.export \(no loops over the batch or branches on values\), got \w+: {got}"
+    with pytest.raises(ValueError, match=text) as caught:
+        export(model, tmp_path / f"m{suffix}", images=images)
+    assert got in str(caught.value.__cause__) and "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_operation_that_onnx_has_not_is_named(images, tmp_path):
+    with pytest.raises(ValueError, match=r"model must consist of operations that ONNX has \(.pt2 has all\), got .*svd"):
+        export(SingularValues(), tmp_path / "m.onnx", images=images)
+    assert export(SingularValues(), tmp_path / "m.pt2", images=images).is_file()
+
+
+def test_the_path_is_a_file_and_may_begin_with_the_home_folder(network, images, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert export(network, "~/m.pt2", images=images) == tmp_path / "m.pt2"
+    (tmp_path / "folder.onnx").mkdir()
+    with pytest.raises(ValueError, match=r"path must be a file, got '.*folder.onnx'"):
+        export(network, tmp_path / "folder.onnx", images=images)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.onnx", "m.pt2"]
 
 
 def test_the_command(network, tmp_path, capsys, monkeypatch):

@@ -72,6 +72,58 @@ def test_the_facts_are_kept(tmp_path):
         HubClassifier.from_pretrained(tmp_path)
 
 
+@pytest.mark.parametrize("accuracy", [97.0, -0.1, float("nan"), float("inf")])
+def test_the_accuracy_is_a_share(accuracy, tmp_path):
+    with pytest.raises(ValueError, match=rf"accuracy must be in \[0, 1\], got {accuracy}"):
+        HubClassifier.of(build(CONFIGS[0]), accuracy=accuracy)
+    hub = HubClassifier.of(build(CONFIGS[0]), accuracy=1.0)
+    with pytest.raises(ValueError, match=r"accuracy must be in \[0, 1\]"):
+        hub.save_pretrained(tmp_path / "new", model_card_kwargs={"accuracy": accuracy})
+    assert not (tmp_path / "new").exists()
+    hub.save_pretrained(tmp_path)
+    (tmp_path / "card.json").write_text(json.dumps({"accuracy": accuracy}))
+    with pytest.raises(ValueError, match=r"card.json"):
+        HubClassifier.from_pretrained(tmp_path)
+
+
+def trained(model):
+    digits = mmlda.data.load("digits")[0]
+    mmlda.fit(model, digits, mmlda.Recipe(steps=1, optimizer="adam", lr=1e-3), show=False)
+    return model
+
+
+@pytest.mark.parametrize("change", [lambda model: model.with_priors([0.91] + [0.01] * 9), trained])
+def test_a_changed_network_loses_what_was_measured(change, tmp_path):
+    facts = {"name": "mine", "data": "digits", "accuracy": 0.975, "test_images": 360, "recipe": {"steps": 60}}
+    HubClassifier.of(build(CONFIGS[0]), **facts).save_pretrained(tmp_path)
+    changed = change(HubClassifier.from_pretrained(tmp_path))
+    with pytest.warns(UserWarning, match=r"the card leaves out accuracy, test_images, recipe; HubClassifier") as caught:
+        changed.save_pretrained(tmp_path)
+    assert caught[0].filename == __file__
+    card = (tmp_path / "README.md").read_text()
+    assert "# mine" in card and "| dataset | digits |" in card and "accuracy" not in card and "steps" not in card
+    assert HubClassifier.from_pretrained(tmp_path).card == {"name": "mine", "data": "digits"}
+    HubClassifier.of(changed, accuracy=0.5).save_pretrained(tmp_path)
+    assert "| test accuracy | 50.00% |" in (tmp_path / "README.md").read_text()
+
+
+def test_the_same_weights_elsewhere_keep_what_was_measured(tmp_path):
+    hub = HubClassifier.of(build(CONFIGS[0]), accuracy=0.975)
+    hub.double().with_priors(None).save_pretrained(tmp_path)
+    assert HubClassifier.from_pretrained(tmp_path).card == {"accuracy": 0.975}
+
+
+def test_the_card_of_a_network_on_a_table_says_what_it_takes(tmp_path):
+    model = build(CONFIGS[2])
+    HubClassifier.of(model).save_pretrained(tmp_path)
+    assert "From rows of numbers to logits." in (tmp_path / "README.md").read_text()
+    model.bounds = torch.tensor([[0.0] * 4, [9.0] * 4], dtype=torch.float64)
+    HubClassifier.of(model).save_pretrained(tmp_path)
+    text = "From rows [N, 4] in [0, 1], each column scaled by its `bounds` in `config.json`, to logits."
+    assert text in (tmp_path / "README.md").read_text()
+    assert json.loads((tmp_path / "config.json").read_text())["bounds"] == model.bounds.tolist()
+
+
 def test_a_second_network_replaces_the_card_of_the_first_but_no_other_readme(tmp_path):
     HubClassifier.of(build(CONFIGS[0]), data="digits").save_pretrained(tmp_path)
     HubClassifier.of(build(CONFIGS[1])).save_pretrained(tmp_path)
@@ -119,6 +171,36 @@ def test_repositories_are_downloaded(tmp_path, monkeypatch):
     assert len(asked) == 1
 
 
+def test_what_is_not_there_is_one_sentence(tmp_path, monkeypatch):
+    from huggingface_hub import errors
+
+    from mmlda.integrations import huggingface
+
+    def answer(kind):
+        def ask(*args, **options):
+            raise kind.__new__(kind)
+
+        return ask
+
+    for kind, why in [
+        (errors.LocalEntryNotFoundError, "not downloaded yet, and the Hub was not reached"),
+        (errors.RepositoryNotFoundError, "the Hub has none that you may read"),
+        (errors.GatedRepoError, "the Hub has none that you may read"),
+        (errors.RevisionNotFoundError, "the Hub has none that you may read"),
+    ]:
+        monkeypatch.setattr(huggingface, "snapshot_download", answer(kind))
+        text = rf"source must be a folder or repository with config.json and model.safetensors, got 'nope' \({why}\)"
+        with pytest.raises(ValueError, match=text) as caught:
+            HubClassifier.from_pretrained("nope")
+        assert type(caught.value) is ValueError and isinstance(caught.value.__cause__, kind)
+
+    HubClassifier.of(build(CONFIGS[0])).save_pretrained(tmp_path / "network")
+    monkeypatch.setattr(huggingface, "snapshot_download", lambda *args, **options: pytest.fail("the Hub was asked"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"source must be a folder or repository .*, got 'network/model.safetensors'$"):
+        HubClassifier.from_pretrained("network/model.safetensors")
+
+
 def test_folders_of_runs_and_of_save_load_too(tmp_path):
     x = torch.rand(2, 1, 8, 8)
     model = build(CONFIGS[0], seed=0)
@@ -135,6 +217,8 @@ def test_options_of_from_pretrained(tmp_path):
     HubClassifier.of(build(CONFIGS[0]).double()).save_pretrained(tmp_path)
     for source in (tmp_path, "mnist-mmlda"):
         assert HubClassifier.from_pretrained(source, device="meta").mean.device.type == "meta"
+        with pytest.raises(ValueError, match=r"device must be available, got 'cuda:99' \("):
+            HubClassifier.from_pretrained(source, device="cuda:99")
         for options in ({"foo": 1}, {"map_location": "cpu"}):
             with pytest.raises(ValueError, match=r"option must be one of device, revision, token, .*, got "):
                 HubClassifier.from_pretrained(source, **options)

@@ -159,6 +159,26 @@ def test_images():
         quick(max_iter=1).fit(*IRIS).predict(images[:2])
 
 
+def test_a_fit_that_fails_leaves_the_estimator_as_it_was():
+    digits = load_digits()
+    images, y = digits.images[:100] / 16, digits.target[:100]
+    fitted = quick(max_iter=2).fit(images, y)
+    before, state = fitted.predict_proba(images), dict(vars(fitted))
+    for X, labels, settings in [
+        (*IRIS, {"learning_rate": 1e30}),
+        (IRIS[0], y[:3], {}),
+        (images, y[:3], {}),
+        (images[:5], [1] * 5, {}),
+        (*IRIS, {"device": "cuda:99"}),
+    ]:
+        with pytest.raises(ValueError):
+            fitted.set_params(**settings).fit(X, labels)
+        fitted.set_params(learning_rate=1e-3, device=None)
+        assert vars(fitted).keys() == state.keys()
+        assert all(vars(fitted)[name] is value for name, value in state.items() if name.endswith("_"))
+        assert np.array_equal(fitted.predict_proba(images), before)
+
+
 def test_lists_of_images():
     digits = load_digits()
     images, y = digits.images[:100] / 16, digits.target[:100]
@@ -199,8 +219,9 @@ def test_mistakes_are_named():
 
 @pytest.mark.filterwarnings("default::sklearn.exceptions.ConvergenceWarning")
 def test_reaching_max_iter_warns():
-    with pytest.warns(ConvergenceWarning, match="still improving after max_iter = 2 epochs"):
+    with pytest.warns(ConvergenceWarning, match="still improving after max_iter = 2 epochs") as caught:
         quick(max_iter=2).fit(*IRIS)
+    assert [warning.filename for warning in caught] == [__file__]
 
 
 def test_the_mlp_round_trips_through_its_config():

@@ -158,6 +158,18 @@ def test_mistakes_are_one_sentence(tmp_path):
         mmlda.save("mnist-sr", tmp_path / "new")
 
 
+@pytest.mark.parametrize("device", ["cuda:99", "gpu"])
+def test_a_device_that_is_not_there_is_one_sentence(device, tmp_path):
+    mmlda.save(built(), tmp_path / "saved")
+    run, digits = tmp_path / "run", mmlda.data.load("digits")[0]
+    mmlda.fit(built(), digits, mmlda.Recipe(steps=1, optimizer="adam", lr=1e-3), out=run, show=False)
+    for source in ("mnist-mmlda", tmp_path / "saved", run):
+        with pytest.raises(ValueError, match=rf"device must be available, got '{device}' \("):
+            mmlda.load(source, device=device)
+    with pytest.raises(ValueError, match=rf"device must be available, got '{device}' \("):
+        zoo.user_network("torch.nn:Identity", device=device)
+
+
 def test_a_head_without_a_matrix_is_saved_and_loaded(tmp_path):
     config = {"backbone": "mlp", "inputs": 4, "hidden": [8], "head": "mmlda", "num_classes": 20_000, "dim": 256}
     model = mmlda.models.build(config, seed=0).eval()

@@ -23,9 +23,14 @@ def device_of(model: Model, device: torch.device | str | None = None) -> torch.d
     (device(type='meta'), device(type='cpu'), device(type='cpu'))
     """
     check_model(model)
-    if device is None:
-        tensor = next(_tensors(model), None)
-        return torch.device("cpu") if tensor is None else tensor.device
+    if device is not None:
+        return available(device)
+    tensor = next(_tensors(model), None)
+    return torch.device("cpu") if tensor is None else tensor.device
+
+
+def available(device: torch.device | str) -> torch.device:
+    """`device`, with its number for "cuda"; a ValueError if it is not available."""
     try:
         place = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, TypeError) as error:

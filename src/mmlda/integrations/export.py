@@ -56,25 +56,46 @@ class _Outputs(nn.Module):
         return logits, logits.softmax(1)
 
 
+class _InUnits(nn.Module):
+    """A network on rows in the units of its table, which are scaled to [0, 1] as by `mmlda.data.table`."""
+
+    low: Tensor
+    width: Tensor
+
+    def __init__(self, model: nn.Module, bounds: Tensor):
+        super().__init__()
+        self.model = model
+        self.register_buffer("low", bounds[0])  # [D], as is width
+        self.register_buffer("width", bounds[1] - bounds[0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1:] != self.low.shape:
+            raise ValueError(f"the network's table has {len(self.low)} columns")
+        rows = ((x - self.low) / self.width).clamp(0, 1)  # [N, D]
+        return self.model(rows.to(_dtype(self.model)))
+
+
 def export(model: Any, path: str | Path, *, images: Any = None, root: str | Path | None = None) -> Path:
     """Write a network as ONNX (extra `mmlda[onnx]`) or ``.pt2``, and check the file against it.
 
     The input, "images" (or "features" for a table), is float32 with any number of rows; the outputs are "logits" and
-    "probabilities". The file is compared with the network, in the network's own dtype, on random and on real inputs in
-    batches of 1, 3 and 17. No file is left if a logit differs by more than 1e-4 of the largest one, a probability by
-    more than 1e-3, or a class that is not a tie. The metadata of an ONNX file has the class names, if known, as JSON
-    under "classes".
+    "probabilities". Features are in the units of the table: if the network was trained on a `mmlda.data.table`, the
+    file scales them to [0, 1] by the network's `bounds`. The file is compared with the network, in the network's own
+    dtype, on random and on real inputs in batches of 1, 3 and 17. No file is written if a logit differs by more than
+    1e-4 of the largest one, a probability by more than 1e-3, or a class that is not a tie. The metadata of an ONNX file
+    has the class names, if known, as JSON under "classes"; dates are written as text.
 
     Parameters
     ----------
     model
         A `Classifier`, a fitted `MaxMahalanobisClassifier`, the name of a network that ships, or a run's folder.
     path
-        File to write; its suffix selects the format.
+        File to write; its suffix selects the format, and "~" is your home folder.
     images
         Real inputs to compare on: anything that `mmlda.data.as_images` takes, an array of images without labels, or
-        rows `[N, D]` in the units of the network's table. By default those of the dataset of a network given by name
-        if they are on this machine, else scikit-learn's digits, resized; none for a table.
+        an array of rows `[N, D]`, with or without labels, in the units of the network's table. By default those of the
+        dataset of a network given by name if they are on this machine, else scikit-learn's digits, resized; none for a
+        table.
     root
         Folder of the datasets, as in `mmlda.data.load`.
 
@@ -90,8 +111,8 @@ def export(model: Any, path: str | Path, *, images: Any = None, root: str | Path
     ImportError
         If the extra `mmlda[onnx]` is missing.
     ValueError
-        If the suffix is another one, `images` are needed and not given or do not fit the network, or the network does
-        not return logits.
+        If the suffix is another one, `path` is a folder, `images` are needed and not given or do not fit the network,
+        or the network does not return logits or cannot be exported.
 
     Examples
     --------
@@ -101,17 +122,22 @@ def export(model: Any, path: str | Path, *, images: Any = None, root: str | Path
     >>> export(model, Path(tempfile.mkdtemp()) / "model.pt2").name
     'model.pt2'
     """
-    path = Path(path)
+    path = Path(path).expanduser()
     check_choice("suffix of path", path.suffix, (".onnx", ".pt2"))
+    if path.is_dir():
+        raise invalid("path", "a file", str(path))
     network = load(model) if isinstance(model, str | Path) else getattr(model, "model_", model)
     if not isinstance(network, nn.Module):
         raise invalid("model", "a Classifier, a fitted estimator, a name or a run's folder", model)
-    real = _own_images(model, root) if images is None else _real(images, root)
+    bounds, classes = _bounds(network), _classes(model, network)
+    real = _own_images(model, root) if images is None else _real(images, root, bounds)
     network = copy.deepcopy(network).cpu().eval().to(_dtype(network))
+    if bounds is not None:
+        network = _InUnits(network, bounds)
     inputs = _inputs(network, real)
     example = inputs["random"][:2].float()
     program = _program(copy.deepcopy(network).float(), example)
-    content, run = _onnx(program, example, _classes(model, network)) if path.suffix == ".onnx" else _pt2(program)
+    content, run = _onnx(program, example, classes) if path.suffix == ".onnx" else _pt2(program)
     for kind, x in inputs.items():
         for size in BATCHES:
             _compare(network, run, x[:size], kind)
@@ -119,15 +145,27 @@ def export(model: Any, path: str | Path, *, images: Any = None, root: str | Path
 
 
 def _dtype(network: nn.Module) -> torch.dtype:
-    """What the network computes in: float64, as an estimator fitted to a float64 table does, or else float32."""
-    double = any(parameter.dtype == torch.float64 for parameter in network.parameters())
+    """The dtype of a network's inputs: float64 for an estimator fitted to a float64 table and for rows in the units of
+    a `mmlda.data.table`, else float32."""
+    double = isinstance(network, _InUnits) or any(p.dtype == torch.float64 for p in network.parameters())
     return torch.float64 if double else torch.float32
+
+
+def _bounds(network: nn.Module) -> Tensor | None:
+    """The range of each column of the table that the network was trained on, [2, D]; None for other data."""
+    bounds = getattr(network, "bounds", None)
+    if not isinstance(bounds, Tensor) or bounds.dim() != 2 or len(bounds) != 2:
+        return None
+    return bounds.detach().cpu().double()
 
 
 def _classes(model: Any, network: nn.Module) -> Any:
     """The labels of an estimator or the class names of a network, in the order of its outputs; None if unknown."""
     labels = getattr(model, "classes_", None)
-    return class_names(network) if labels is None else np.asarray(labels).tolist()
+    if labels is None:
+        return class_names(network)
+    labels = np.asarray(labels)
+    return (labels.astype(str) if labels.dtype.kind in "mM" else labels).tolist()  # dates as text, as JSON has none
 
 
 def _check_fits(network: nn.Module, x: Tensor) -> None:
@@ -175,7 +213,18 @@ def _compare(network: nn.Module, run: Runner, x: Tensor, kind: str) -> None:
 
 def _program(network: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
     batch = torch.export.Dim("batch", min=1)
-    return torch.export.export(_Outputs(network).eval(), (example,), dynamic_shapes=({0: batch},))
+    try:
+        return torch.export.export(_Outputs(network).eval(), (example,), dynamic_shapes=({0: batch},))
+    except Exception as error:  # of many kinds, most of them private to torch
+        why = _first_line(error)
+        raise ValueError(
+            f"model must be traceable by torch.export (no loops over the batch or branches on values), got {why}"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    first, _, _ = str(error).partition("\n")
+    return f"{type(error).__name__}: {first}"
 
 
 def _onnx(program: torch.export.ExportedProgram, example: Tensor, classes: Any = None) -> tuple[bytes, Runner]:
@@ -199,6 +248,9 @@ def _onnx(program: torch.export.ExportedProgram, example: Tensor, classes: Any =
                 input_names=[name],
                 output_names=["logits", "probabilities"],
             )
+    except torch.onnx.errors.OnnxExporterError as error:
+        why = _first_line(error.__cause__ or error)
+        raise ValueError(f"model must consist of operations that ONNX has (.pt2 has all), got {why}") from error
     finally:
         logger.setLevel(level)
     if made is None:
@@ -208,7 +260,7 @@ def _onnx(program: torch.export.ExportedProgram, example: Tensor, classes: Any =
     for node in proto.graph.node:
         del node.metadata_props[:]  # stack traces, with the paths of this machine
     if classes is not None:
-        proto.metadata_props.add(key="classes", value=json.dumps(classes))
+        proto.metadata_props.add(key="classes", value=json.dumps(classes, default=str))
     content = proto.SerializeToString()
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
 
@@ -255,8 +307,12 @@ def _own_images(model: Any, root: str | Path | None) -> Tensor | None:
     return None if shape is None else _digits(shape)
 
 
-def _real(images: Any, root: str | Path | None) -> Tensor:
-    """The first of a user's images as floats [N, C, H, W] in [0, 1], or rows [N, D] in their own units."""
+def _real(images: Any, root: str | Path | None, bounds: Tensor | None) -> Tensor:
+    """The first of a user's images as floats [N, C, H, W] in [0, 1], or rows [N, D] in their own units.
+
+    `bounds` are those of the network's table, if any: the rows of datasets and loaders are then in [0, 1].
+    """
+    batched = isinstance(images, DataLoader)
     if isinstance(images, str | Path):
         images = load_data(images, root)[1]
     elif isinstance(images, DataLoader):
@@ -267,10 +323,21 @@ def _real(images: Any, root: str | Path | None) -> Tensor:
         images = Subset(images, range(min(MOST, len(images))))  # type: ignore[arg-type]
     x = images[0] if is_arrays(images) else images
     if getattr(x, "ndim", 0) == 2 and len(x):
-        return to_tensor("images", x[:MOST]).detach().cpu()
+        rows = to_tensor("images", x[:MOST]).detach().cpu()
+        return _in_units(rows, bounds) if batched else rows
     if hasattr(x, "ndim"):
         images = x[:MOST], np.zeros(len(x[:MOST]), dtype=np.int64)
-    return as_images(images, split="test").pixels(slice(MOST)).cpu()
+    data = as_images(images, split="test")
+    own = bounds if bounds is None or data.bounds is None else data.bounds.cpu()
+    return _in_units(data.pixels(slice(MOST)).cpu(), own)
+
+
+def _in_units(rows: Tensor, bounds: Tensor | None) -> Tensor:
+    """Rows in [0, 1] in the units of a table with these bounds; everything else unchanged."""
+    if bounds is None or rows.shape[1:] != bounds.shape[1:]:
+        return rows
+    low, high = bounds
+    return low + rows.double() * (high - low)
 
 
 def _digits(shape: tuple[int, ...]) -> Tensor:
@@ -285,16 +352,22 @@ def _inputs(network: nn.Module, real: Tensor | None) -> dict[str, Tensor]:
         real = real.to(_dtype(network)).repeat(-(-MOST // len(real)), *[1] * (real.dim() - 1))
         _check_fits(network, real)
         return {"random": _random(network, tuple(real.shape[1:])), "real": real}
-    if not (isinstance(network, Classifier) and isinstance(network.backbone, MLP)):
+    if isinstance(network, _InUnits):
+        columns = len(network.low)
+    elif isinstance(network, Classifier) and isinstance(network.backbone, MLP):
+        columns = network.backbone.inputs
+    else:
         raise invalid("images", "given (--data on the command line) for a network whose image size is not known", None)
-    random = _random(network, (network.backbone.inputs,))
+    random = _random(network, (columns,))
     _check_fits(network, random)
     return {"random": random}
 
 
 def _random(network: nn.Module, shape: tuple[int, ...]) -> Tensor:
-    """Random inputs: images uniform in [0, 1], rows of a table around the network's mean row."""
+    """Random inputs: images uniform in [0, 1], rows of a table within its bounds or around the network's mean row."""
     generator, dtype = torch.Generator().manual_seed(0), _dtype(network)
+    if isinstance(network, _InUnits):
+        return network.low + torch.rand(MOST, *shape, generator=generator, dtype=dtype) * network.width
     if len(shape) > 1 or not isinstance(network, Classifier):
         return torch.rand(MOST, *shape, generator=generator, dtype=dtype)
     rows = torch.randn(MOST, *shape, generator=generator, dtype=dtype)

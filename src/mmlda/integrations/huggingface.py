@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -19,13 +20,19 @@ from torch import nn
 from mmlda._utils.checks import check_choice, invalid
 from mmlda._utils.files import read_json, write_json, write_whole
 from mmlda._utils.settings import typed
-from mmlda._utils.tensors import packed
+from mmlda._utils.tensors import packed, tensors_digest
 from mmlda._utils.training_data import remembered
 from mmlda.models import Classifier
 from mmlda.zoo import about, load, names, trained_on
 
 try:
     from huggingface_hub import ModelCard, ModelCardData, ModelHubMixin, snapshot_download
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
     from huggingface_hub.utils import validate_repo_id
 except ImportError:
     raise ImportError("Hugging Face's layout needs huggingface_hub: pip install 'mmlda[huggingface]'") from None
@@ -33,6 +40,7 @@ except ImportError:
 __all__ = ["HubClassifier"]
 
 FACTS: dict[str, Any] = {"name": str, "data": str, "accuracy": float, "test_images": int, "recipe": dict[str, Any]}
+MEASURED = ("accuracy", "test_images", "recipe")  # facts that hold for one set of weights only
 KEPT: dict[str, Any] = {"classes": Sequence[str], "bounds": Sequence[Sequence[float]]}  # in config.json
 OPTIONS = ("device", "revision", "token", "cache_dir", "force_download", "local_files_only")
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "card.json"
@@ -47,13 +55,16 @@ class HubClassifier(Classifier, ModelHubMixin, library_name="mmlda", pipeline_ta
     Attributes
     ----------
     card
-        Facts for the model card, as in `of`; they are kept in the folder's `card.json`.
+        Facts for the model card, as in `of`; they are kept in the folder's `card.json`. `accuracy`, `test_images` and
+        `recipe` are not written, with a warning, if the weights or priors have changed since.
 
     Examples
     --------
     >>> HubClassifier.from_pretrained("mnist-mmlda").card["data"]
     'mnist'
     """
+
+    _described: str | None = None  # digest of the weights that the card describes; None if not known
 
     def __init__(self, backbone: nn.Module, head: nn.Module, **settings: Any):
         super().__init__(backbone, head, **settings)
@@ -78,7 +89,7 @@ class HubClassifier(Classifier, ModelHubMixin, library_name="mmlda", pipeline_ta
         Raises
         ------
         ValueError
-            If `model` is not a `Classifier`, or a fact is unknown or of another type.
+            If `model` is not a `Classifier`, or a fact is unknown, of another type or out of range.
 
         Examples
         --------
@@ -91,11 +102,11 @@ class HubClassifier(Classifier, ModelHubMixin, library_name="mmlda", pipeline_ta
             raise invalid("model", "a Classifier", type(model).__name__)
         for fact in card:
             check_choice("fact", fact, FACTS)
-        typed(FACTS, card)
+        _check(FACTS, card)
         hub = cls.__new__(cls)
         nn.Module.__init__(hub)
         hub.__dict__.update(model.__dict__)
-        hub.card = card
+        hub.card, hub._described = card, _digest(model) if card else None
         return hub
 
     def save_pretrained(
@@ -123,8 +134,14 @@ class HubClassifier(Classifier, ModelHubMixin, library_name="mmlda", pipeline_ta
         -------
         str or None
             Address of the commit, with `push_to_hub`.
+
+        Raises
+        ------
+        ValueError
+            If the backbone is not one of this package, or a fact is of another type or out of range.
         """
         facts = {"repo_id": repo_id, **(model_card_kwargs or {})}
+        _check(FACTS, {**self.card, **facts})
         return super().save_pretrained(save_directory, repo_id=repo_id, model_card_kwargs=facts, **options)
 
     def push_to_hub(self, repo_id: str, *, model_card_kwargs: dict[str, Any] | None = None, **options: Any) -> str:
@@ -154,10 +171,20 @@ class HubClassifier(Classifier, ModelHubMixin, library_name="mmlda", pipeline_ta
             readme.unlink()  # huggingface_hub keeps an existing card, also that of another network
         write_whole(save_directory / WEIGHTS, packed(self.state_dict(), {"format": "pt"}))
         write_json(save_directory / CONFIG, {**config, **remembered(self)})
-        if self.card:
-            write_json(save_directory / CARD, self.card)
+        facts = self._current()
+        if stale := [fact for fact in self.card if fact not in facts]:
+            text = "the network has changed since its card was made, so the card leaves out"
+            warnings.warn(f"{text} {', '.join(stale)}; HubClassifier.of(model, ...) takes new facts", stacklevel=4)
+        if facts:
+            write_json(save_directory / CARD, facts)
         else:
             (save_directory / CARD).unlink(missing_ok=True)
+
+    def _current(self) -> dict[str, Any]:
+        """`card`, without what was measured on other weights."""
+        if self._described is None or self._described == _digest(self):
+            return self.card
+        return {fact: value for fact, value in self.card.items() if fact not in MEASURED}
 
     @classmethod
     def from_pretrained(
@@ -183,7 +210,7 @@ class HubClassifier(Classifier, ModelHubMixin, library_name="mmlda", pipeline_ta
         Raises
         ------
         ValueError
-            If there is no such network, its files are damaged, or an option is unknown.
+            If there is no such network, its files are damaged, an option is unknown, or `device` is not available.
         """
         for option in options:
             check_choice("option", option, OPTIONS)
@@ -201,7 +228,7 @@ class HubClassifier(Classifier, ModelHubMixin, library_name="mmlda", pipeline_ta
 
     def generate_model_card(self, *args: Any, **facts: Any) -> ModelCard:
         """The model card, from `card` and from what is passed here."""
-        card, config = {**self.card, **facts}, self.config
+        card, config = {**self._current(), **facts}, self.config
         table = config["backbone"] == "mlp"
         data = ModelCardData(
             library_name="mmlda",
@@ -221,6 +248,9 @@ class HubClassifier(Classifier, ModelHubMixin, library_name="mmlda", pipeline_ta
             rows.append(("recipe", ", ".join(f"{key} {value}" for key, value in settings.items())))
         body = "".join(f"| {name} | {value} |\n" for name, value in rows)
         inputs = "rows of numbers" if table else "images in [0, 1], [N, C, H, W],"
+        if table and self.bounds is not None:
+            columns = self.bounds.shape[1]
+            inputs = f"rows [N, {columns}] in [0, 1], each column scaled by its `bounds` in `config.json`,"
         source = card.get("repo_id") or "..."
         code = "from mmlda.integrations.huggingface import HubClassifier\n\n"
         code += f'model = HubClassifier.from_pretrained("{source}")'
@@ -231,11 +261,21 @@ class HubClassifier(Classifier, ModelHubMixin, library_name="mmlda", pipeline_ta
 def _folder(source: str | Path, **options: Any) -> Path:
     """The folder of a network, downloaded if `source` is the id of a repository; a ValueError if it has no network."""
     folder = Path(source)
-    if not folder.is_dir() and isinstance(source, str) and _is_repo_id(source):
-        folder = Path(snapshot_download(source, allow_patterns=[CONFIG, WEIGHTS, CARD], **options))
+    if not folder.exists() and isinstance(source, str) and _is_repo_id(source):
+        try:
+            folder = Path(snapshot_download(source, allow_patterns=[CONFIG, WEIGHTS, CARD], **options))
+        except (RepositoryNotFoundError, RevisionNotFoundError, EntryNotFoundError) as error:
+            here = isinstance(error, LocalEntryNotFoundError)
+            why = "not downloaded yet, and the Hub was not reached" if here else "the Hub has none that you may read"
+            raise _no_network(source, f" ({why})") from error
     if not any((folder / name).is_file() for name in (WEIGHTS, "run.json")):
-        raise invalid("source", "a folder or repository with config.json and model.safetensors", str(source))
+        raise _no_network(source)
     return folder
+
+
+def _no_network(source: str | Path, why: str = "") -> ValueError:
+    got = f"{str(source)!r}{why}"
+    return ValueError(f"source must be a folder or repository with config.json and model.safetensors, got {got}")
 
 
 def _is_repo_id(source: str) -> bool:
@@ -246,13 +286,28 @@ def _is_repo_id(source: str) -> bool:
     return True
 
 
+def _digest(model: nn.Module) -> str | None:
+    """SHA-256 of a network's weights in float32, in which they are loaded; None on the meta device, which has none."""
+    weights = model.state_dict()
+    if any(tensor.is_meta for tensor in weights.values()):
+        return None
+    return tensors_digest({name: t.float() if t.is_floating_point() else t for name, t in weights.items()})
+
+
+def _check(types: dict[str, Any], values: dict[str, Any]) -> None:
+    """Raise a ValueError for an entry of another type, or an accuracy that is not a share."""
+    typed(types, values)
+    if "accuracy" in values and not 0 <= values["accuracy"] <= 1:  # NaN, too
+        raise invalid("accuracy", "in [0, 1]", values["accuracy"])
+
+
 def _read(path: Path, types: dict[str, Any]) -> dict[str, Any]:
     """The entries of these names and types in a JSON file; none if there is no file."""
     if not path.is_file():
         return {}
     values = {key: value for key, value in read_json(path).items() if key in types}
     try:
-        typed(types, values)
+        _check(types, values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return values

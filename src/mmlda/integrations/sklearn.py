@@ -146,8 +146,14 @@ class MaxMahalanobisClassifier(ClassifierMixin, BaseEstimator):
         Raises
         ------
         ValueError
-            If the data or a parameter is invalid, or the loss diverges.
+            If the data or a parameter is invalid, or the loss diverges. The estimator then stays as it was.
         """
+        fitted = copy.copy(self)
+        fitted._fit(X, y)
+        self.__dict__ = fitted.__dict__  # only now, so that a failure changes nothing
+        return self
+
+    def _fit(self, X: Any, y: Any) -> None:
         batch_size = check_count("batch_size", self.batch_size, 1)
         x, y = self._training_data(X, y)
         self.classes_, labels = np.unique(y, return_inverse=True)
@@ -166,7 +172,6 @@ class MaxMahalanobisClassifier(ClassifierMixin, BaseEstimator):
         steps = -(-len(x) // batch_size)  # per epoch
         epochs = max(EPOCHS, -(-STEPS // steps)) if self.max_iter is None else check_count("max_iter", self.max_iter, 1)
         self._train(x, target, held_out, epochs, steps, seed)
-        return self
 
     def _train(
         self, x: Tensor, y: Tensor, held_out: tuple[Tensor, Tensor] | None, epochs: int, steps: int, seed: int
@@ -206,7 +211,7 @@ class MaxMahalanobisClassifier(ClassifierMixin, BaseEstimator):
                     break
             else:
                 text = f"training was still improving after max_iter = {epochs} epochs"
-                warnings.warn(text, ConvergenceWarning, stacklevel=3)
+                warnings.warn(text, ConvergenceWarning, stacklevel=4)
         if best_weights is not None:
             model.load_state_dict(best_weights)
         self.n_iter_ = len(self.loss_curve_)

@@ -171,7 +171,8 @@ def load(source: str | Path, *, model: Any = None, device: torch.device | str | 
     Raises
     ------
     ValueError
-        If there is no such network, its files are damaged, or the weights do not fit `model`.
+        If there is no such network, its files are damaged, the weights do not fit `model`, or `device` is not
+        available.
 
     Examples
     --------
@@ -180,6 +181,7 @@ def load(source: str | Path, *, model: Any = None, device: torch.device | str | 
     >>> model(torch.rand(2, 1, 28, 28)).shape
     torch.Size([2, 10])
     """
+    from mmlda._utils.device import available
     from mmlda._utils.tensors import read_tensors
     from mmlda._utils.training_data import recall
     from mmlda.models.saved import fill, restore
@@ -187,6 +189,8 @@ def load(source: str | Path, *, model: Any = None, device: torch.device | str | 
 
     if not isinstance(source, str | Path):
         raise _no_network(source)
+    if device is not None:
+        device = available(device)
     folder, path = Path(source), Path(source) / "model.safetensors"
     if str(source) in names():
         path, card = FOLDER / f"{source}.safetensors", about(str(source))
@@ -243,7 +247,8 @@ def user_network(
     Raises
     ------
     ValueError
-        If there is no such function, it needs arguments or returns no network, or the weights do not fit.
+        If there is no such function, it needs arguments or returns no network, the weights do not fit, or `device` is
+        not available.
     """
     import importlib
     import inspect
@@ -251,6 +256,10 @@ def user_network(
 
     from torch import nn
 
+    from mmlda._utils.device import available
+
+    if device is not None:
+        device = available(device)
     module, colon, function = name.partition(":")
     if not (module and colon and function.isidentifier()):
         raise invalid("model", "package.module:function", name)
