@@ -188,6 +188,28 @@ class ImageData(Dataset[tuple[Tensor, int]]):
         images = self.images if index is None and self.parts is None else gather(self.images, self.parts, index)
         return images.to(dtype).div_(255) if images.dtype == torch.uint8 else images.to(dtype)
 
+    def class_means(self) -> Tensor:
+        """Mean image of each class; for a class without images, the mean of the others.
+
+        Returns
+        -------
+        Tensor
+            Pixels [L, C, H, W], or rows [L, D], float64.
+
+        Examples
+        --------
+        >>> data = ImageData(torch.tensor([[0.0], [0.5], [1.0]]), torch.tensor([0, 2, 2]), ("a", "b", "c"))
+        >>> data.class_means().tolist()
+        [[0.0], [0.375], [0.75]]
+        """
+        sums = torch.zeros((self.num_classes, *self.shape), dtype=torch.float64, device=self.device)
+        for rows in torch.arange(len(self), device=self.device).split(1000):
+            sums.index_add_(0, self.labels[rows], self.pixels(rows, torch.float64))
+        counts = self.counts
+        means = sums / counts.clamp(min=1).view(-1, *[1] * len(self.shape))
+        means[counts == 0] = means[counts > 0].mean(0)
+        return means
+
     def in_units(self, rows: Tensor) -> Tensor:
         """Convert rows of a table, such as adversarial ones, to the columns' own units.
 

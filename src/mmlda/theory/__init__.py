@@ -1,14 +1,16 @@
 """The paper's mathematics: pure functions in float64.
 
 `theorems` states the results, `integrals` evaluates them, `means` places the class means (`codes` in closed form,
-`optimiser` by search) and `bounds` says how far apart they can be, `distribution` is the Max-Mahalanobis distribution,
-`latent` compares features with it, and `lda` brings classes of any shared covariance into its standard form.
+`optimiser` by search), `bounds` says how far apart they can be and `matching` orders them, `distribution` is the
+Max-Mahalanobis distribution, `latent` compares features with it, and `lda` brings classes of any shared covariance into
+its standard form.
 """
 
 from mmlda.theory.bounds import cosine_bound, welch_bound
 from mmlda.theory.distribution import MaxMahalanobisDistribution, empirical_priors
 from mmlda.theory.latent import LatentFit, latent_fit
 from mmlda.theory.lda import discriminants, standard_form, whiten
+from mmlda.theory.matching import match_means
 from mmlda.theory.means import (
     Arrangement,
     arrange_means,
@@ -45,6 +47,7 @@ __all__ = [
     "expected_distance_derivative",
     "generate_opt_means",
     "latent_fit",
+    "match_means",
     "max_cosine",
     "relative_efficiency",
     "robustness",
