@@ -6,7 +6,8 @@
 Networks are Resnet-32, `--together` of them trained at the same time on one GPU. FILE is JSON with a record per
 network; what it has is not trained again, and nothing is started after `--minutes`. "priors" means trained with the
 shares of the training set and measured with uniform priors. "adjusted" is the softmax network measured so without
-having been trained so. The long-tailed set is drawn with the seed of the network; the test set is balanced.
+having been trained so. "matched" means in an order that suits the mean image of each class. The long-tailed set is
+drawn with the seed of the network; the test set is balanced.
 
 `--holdout` holds 5,000 training images out, balanced, before the profile is applied to the others, so the training
 set is a tenth smaller. It trains every variant of each method with seed 0, at an imbalance of 100 alone; the best
@@ -45,7 +46,29 @@ TASKS: dict[str, tuple[str, int, int]] = {  # dataset, imbalance, steps; the mos
     "cifar10-lt-50": ("cifar10", 50, 10_000),
     "cifar100-lt-50": ("cifar100", 50, 10_000),
 }
-BALANCED, LONG_TAILED = ("softmax", "mmlda-64", "mmlda-128"), ("softmax", "softmax-priors", "mmlda", "mmlda-priors")
+
+
+@dataclass(frozen=True)
+class Method:
+    """A head, trained with the priors of the training set or not, and what the method fixes about it."""
+
+    head: str
+    priors: bool = False
+    dim: int | None = None  # else a setting to choose
+    matched: bool = False  # means in an order that suits the classes' mean images
+
+
+METHODS = {
+    "softmax": Method("softmax"),
+    "softmax-priors": Method("softmax", priors=True),
+    "mmlda": Method("mmlda"),
+    "mmlda-priors": Method("mmlda", priors=True),
+    "mmlda-64": Method("mmlda", dim=64),
+    "mmlda-64-matched": Method("mmlda", dim=64, matched=True),
+    "mmlda-128": Method("mmlda", dim=128),
+}
+BALANCED = ("softmax", "mmlda-64", "mmlda-64-matched", "mmlda-128")
+LONG_TAILED = ("softmax", "softmax-priors", "mmlda", "mmlda-priors")
 ADAMW = {"optimizer": "adam", "lr": 1e-3, "decoupled": True, "weight_decay": 0.5}
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "softmax": {
@@ -82,19 +105,11 @@ class Unit:
     def name(self) -> str:
         return f"{self.task}-{self.method}-{self.variant}-seed{self.seed}"
 
-    @property
-    def head(self) -> str:
-        return self.method.split("-")[0]
 
-    @property
-    def priors(self) -> bool:
-        return self.method.endswith("-priors")
-
-
-def variants(method: str) -> list[str]:
-    """The settings to choose from; where the method itself names the dimension, those that do not."""
-    own_dim = method[-1].isdigit()
-    return [name for name, settings in VARIANTS[method.split("-")[0]].items() if not (own_dim and "dim" in settings)]
+def variants(name: str) -> list[str]:
+    """The settings to choose from; where the method fixes the dimension, those that do not."""
+    method = METHODS[name]
+    return [key for key, settings in VARIANTS[method.head].items() if method.dim is None or "dim" not in settings]
 
 
 def units(args: argparse.Namespace) -> list[Unit]:
@@ -140,14 +155,17 @@ def loaded(dataset: str, root: str | None) -> tuple[ImageData, ImageData]:
 
 def prepare(unit: Unit, train: ImageData) -> Run:
     """The untrained network with its recipe."""
-    settings = dict(VARIANTS[unit.head][unit.variant])
-    config: dict[str, Any] = {"backbone": "resnet", "depth": 32, "channels": train.shape[0], "head": unit.head}
+    method = METHODS[unit.method]
+    settings = dict(VARIANTS[method.head][unit.variant])
+    config: dict[str, Any] = {"backbone": "resnet", "depth": 32, "channels": train.shape[0], "head": method.head}
     config |= {"num_classes": train.num_classes}
-    if unit.head == "mmlda":
-        dim = unit.method.removeprefix("mmlda-")
-        config |= {"C": settings.pop("C", 100.0), "dim": int(dim) if dim.isdigit() else settings.pop("dim", 64)}
+    if method.head == "mmlda":
+        config |= {"C": settings.pop("C", 100.0), "dim": method.dim or settings.pop("dim", 64)}
     model = mmlda.models.build(config, seed=unit.seed)
-    if unit.priors:
+    if method.matched:
+        means = mmlda.theory.match_means(mmlda.separated_means(train.num_classes, config["dim"]), train.class_means())
+        model.head = mmlda.MaxMahalanobisHead(train.num_classes, config["dim"], C=config["C"], means=means)
+    if method.priors:
         model = model.with_priors(train.priors)
     recipe = mmlda.Recipe(
         steps=unit.steps, schedule="cosine", warmup=unit.steps // 40, pad=4, flip=True, seed=unit.seed, **settings
@@ -199,7 +217,8 @@ def train(group: Sequence[Unit], args: argparse.Namespace) -> None:
         record |= {"variant": unit.variant, "seed": unit.seed, "train_steps": unit.steps}
         record |= {"train_images": len(one), "train_sha256": one.digest(), "training_loss": run.loss}
         record["measured_on"] = MEASURED[args.holdout]
-        record |= measure(model.with_priors(None) if unit.priors else model, test, one, args.device)
+        priors = METHODS[unit.method].priors
+        record |= measure(model.with_priors(None) if priors else model, test, one, args.device)
         if unit.method == "softmax" and imbalance != 1:
             adjusted = model.with_priors(None, old=one.priors)
             record["adjusted"] = measure(adjusted, test, one, args.device)
@@ -234,9 +253,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", help="folder of the datasets")
     parser.add_argument("--out", type=Path, required=True, help="JSON file of all records")
     parser.add_argument("--holdout", action="store_true", help="compare variants on held-out training images")
-    methods = dict.fromkeys(BALANCED + LONG_TAILED)
     parser.add_argument("--only", type=names("--only", list(TASKS)), default=list(TASKS), help="tasks, with commas")
-    parser.add_argument("--methods", type=names("--methods", list(methods)), help="methods, with commas (default: all)")
+    parser.add_argument("--methods", type=names("--methods", list(METHODS)), help="methods, with commas (default: all)")
     parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[0, 1, 2])
     parser.add_argument("--steps", type=int, help="per network (default: 10,000, or 15,000 where balanced)")
     parser.add_argument("--together", type=int, default=8, help="networks at the same time")

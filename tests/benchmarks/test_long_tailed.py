@@ -75,7 +75,7 @@ def test_networks_with_priors_begin_where_those_without_do(bench):
         unit = bench.Unit("cifar10-lt-10", method, bench.variants(method)[0], 0, 2)
         head = bench.prepare(unit, train).model.head
         assert torch.allclose(head.priors, train.priors.to(head.priors))
-        plain = bench.prepare(bench.Unit(unit.task, unit.head, unit.variant, 0, 2), train).model
+        plain = bench.prepare(bench.Unit(unit.task, bench.METHODS[method].head, unit.variant, 0, 2), train).model
         x = train.pixels(slice(4))
         uniform = bench.prepare(unit, train).model.eval().with_priors(None)(x)
         assert torch.allclose(uniform.softmax(1), plain.eval()(x).softmax(1), atol=1e-4)
