@@ -8,9 +8,9 @@ import pytest
 import torch
 from command_line import mmlda as command
 from dataset_files import save
-from sklearn.datasets import load_breast_cancer
+from sklearn.datasets import load_breast_cancer, load_wine
 from sklearn.model_selection import train_test_split
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 import mmlda
 from mmlda.data import as_images, images_for, table
@@ -168,6 +168,23 @@ def test_strings_of_a_loader_need_names():
         mmlda.fit(own, DataLoader(list(zip(*pictures(NAMES))), batch_size=8), RECIPE, show=False)
 
 
+def test_datasets_put_together_are_matched_by_name(trained):
+    model = mmlda.load(trained[1])
+    other = as_images(pictures(NAMES, seed=1), classes=("dog", "cat", "bee", "ant"))  # numbered the other way round
+    both = ConcatDataset([other, other])
+    for data in (other, both, DataLoader(both, batch_size=8), Subset(both, range(0, 96, 2))):
+        assert mmlda.accuracy(model, data).accuracy == 1
+        assert mmlda.evaluate(model, data, show=False).clean.number == 1
+    mmlda.fit(model, DataLoader(both, batch_size=8, shuffle=True), RECIPE, validation=DataLoader(both, 8), show=False)
+    assert model.classes == NAMES and mmlda.accuracy(model, pictures(NAMES, seed=2)).accuracy == 1
+    mixed = ConcatDataset([other, as_images(pictures(NAMES, seed=1))])
+    words = "must have the same classes, dog, cat, bee, ant, got ant, bee, cat, dog"
+    for function in (mmlda.accuracy, mmlda.evaluate, lambda model, data: mmlda.fit(model, data, RECIPE, show=False)):
+        for data in (mixed, DataLoader(mixed, batch_size=8)):
+            with pytest.raises(ValueError, match=words):
+                function(model, data)
+
+
 def test_train_and_test_set_of_load_are_matched():
     train, test = mmlda.data.load((pictures(NAMES), pictures(("dog",), seed=1)))
     assert test.classes == train.classes == NAMES and test.labels.unique().tolist() == [3]
@@ -210,3 +227,56 @@ def test_tables_are_scaled_by_the_bounds_of_the_training_set(tmp_path):
     with pytest.raises(ValueError, match="eps must be given for a table, as a share of each column's range"):
         mmlda.audit(model, given, show=False)
     assert mmlda.audit(model, given, eps=0.05, n=20, steps=5, queries=10, show=False).verdict
+
+
+@pytest.fixture(scope="module")
+def wine():
+    """A network trained on a table, the table, and a test table with bounds eleven times as wide."""
+    x, y = load_wine(return_X_y=True)
+    train = table(x[::2], y[::2])
+    low, high = train.bounds
+    test = table(x[1::2], y[1::2], bounds=(low - 5 * (high - low), high + 5 * (high - low)))
+    model = mmlda.models.build({"backbone": "mlp", "inputs": 13, "num_classes": 3}, seed=0)
+    mmlda.fit(model, train, mmlda.Recipe(steps=200, optimizer="adam", lr=3e-3, batch_size=32), show=False)
+    return model, train, test
+
+
+@pytest.mark.filterwarnings("ignore:.*outside the table's bounds")
+def test_a_table_within_other_datasets_is_rescaled(wine):
+    model, _, test = wine
+    assert mmlda.accuracy(model, test).accuracy > 0.95
+    for wrap in (
+        lambda data: DataLoader(data, batch_size=16),
+        lambda data: DataLoader(data, batch_size=16, num_workers=1),
+        lambda data: Subset(data, range(len(data))),
+        lambda data: ConcatDataset([Subset(data, range(30)), Subset(data, range(30, len(data)))]),
+        lambda data: DataLoader(ConcatDataset([data[:30], data[30:]]), batch_size=16),
+    ):
+        data = wrap(test)
+        assert torch.equal(images_for(model, data).images, images_for(model, test).images)
+        assert mmlda.accuracy(model, data) == mmlda.accuracy(model, test)
+        part = mmlda.accuracy(model, data, n=50)
+        assert part.n == 50 and part.accuracy > 0.9
+        ours, theirs = (mmlda.evaluate(model, one, "pgd:0.05", show=False) for one in (data, test))
+        for one, other in zip(ours.results, theirs.results):
+            assert one.number == other.number and one.data["sha256"] == other.data["sha256"]
+    assert attack_images(model, DataLoader(test, 16), mmlda.attacks.FGSM(eps=1e-4), show=False).number > 0.95
+    whole = mmlda.audit(model, DataLoader(test, 16), eps=1e-4, n=None, steps=2, queries=2, show=False)
+    assert whole.profile.right / whole.profile.n > 0.95
+
+
+def test_values_outside_the_bounds_are_warned_about_once_per_loader(wine):
+    model, _, test = wine
+    loader = DataLoader(test, batch_size=8)
+    with pytest.warns(UserWarning, match="outside the table's bounds .*; later batches are clipped without") as caught:
+        mmlda.accuracy(model, loader)
+    assert len([warning for warning in caught if "outside" in str(warning.message)]) == 1
+
+
+def test_a_table_of_bytes_is_rescaled():
+    model = torch.nn.Flatten()
+    model.bounds = torch.tensor([[0.0], [510.0]], dtype=torch.float64)
+    data = mmlda.data.ImageData(
+        torch.tensor([[0], [255]], dtype=torch.uint8), torch.tensor([0, 1]), ("a", "b"), bounds=model.bounds / 2
+    )
+    assert images_for(model, data).images.flatten().tolist() == [0, 0.5]

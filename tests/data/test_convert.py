@@ -9,7 +9,7 @@ import scipy.sparse
 import torch
 from dataset_files import made_up, save
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 import mmlda
 from mmlda.data import ImageData, as_images, load
@@ -213,6 +213,76 @@ def test_names_give_training_images_to_fit_and_test_images_to_evaluate():
     assert (
         as_images("digits").digest() == train.digest() and as_images("digits", split="test").digest() == test.digest()
     )
+
+
+# ------------------------------------------------------------------------------------ datasets within datasets
+
+
+def test_a_table_within_other_datasets_keeps_its_bounds():
+    x = np.array([[0.0, -5.0], [10.0, 5.0], [5.0, 0.0], [10.0, -5.0]])
+    rows = mmlda.data.table(x, [0, 1, 0, 1], bounds=(-10, 30))
+    corners = rows[[0, 1]]
+    for source, expected in (
+        (Subset(rows, [2, 1]), x[[2, 1]]),
+        (DataLoader(rows, batch_size=3), x),
+        (DataLoader(Subset(Subset(rows, [3, 2, 0]), [1, 2]), batch_size=2), x[[2, 0]]),
+        (ConcatDataset([rows, corners]), x[[0, 1, 2, 3, 0, 1]]),
+        (DataLoader(ConcatDataset([Subset(rows, [3]), corners])), x[[3, 0, 1]]),
+    ):
+        made = as_images(source)
+        assert torch.equal(made.bounds, rows.bounds) and made.images.dtype == torch.float32
+        assert np.allclose(made.in_units(made.images).numpy(), expected, atol=1e-5)
+    bytes_ = mmlda.data.table([[0, 255], [51, 0]], [0, 1], bounds=(0, 255))  # each value is v / 255
+    made = as_images(Subset(bytes_, [1, 0]))
+    assert made.in_units(made.images).tolist() == pytest.approx(np.array([[51, 0], [0, 255]]), abs=1e-4)
+    assert made.digest() == bytes_[[1, 0]].digest()
+    assert as_images(Subset(made_up(), [1, 2])).bounds is None
+
+    class Wider(Items):  # no longer the columns of the table
+        dataset = rows
+
+    assert as_images(Wider([(torch.rand(3), 0), (torch.rand(3), 1)])).bounds is None
+
+
+def test_tables_put_together_must_have_the_same_bounds():
+    x, y = np.random.default_rng(0).random((6, 2)), [0, 1, 0, 1, 0, 1]
+    rows, other = mmlda.data.table(x, y, bounds=(0, 1)), mmlda.data.table(x, y, bounds=(0, 2))
+    plain = TensorDataset(torch.rand(6, 2), torch.tensor(y))
+    words = "every dataset of a ConcatDataset must have the same table bounds, got"
+    for parts, got in (([rows, other], "different ones"), ([rows, plain], "one without"), ([plain, rows], "one with")):
+        for source in (ConcatDataset(parts), DataLoader(Subset(ConcatDataset(parts), [0, 7]), batch_size=2)):
+            with pytest.raises(ValueError, match=f"{words} {got}"):
+                as_images(source)
+    assert as_images(ConcatDataset([plain, plain])).bounds is None
+
+
+def test_datasets_put_together_keep_their_class_names():
+    x = torch.rand(4, 1, 8, 8)
+    pets = as_images((x, [2, 0, 1, 2]), classes=("ant", "bee", "cat"))
+    plain = Items(list(zip(x, [1, 1, 2, 0])))
+    numbers, fewer = as_images((x, [0, 1, 2, 1])), as_images((x, [0, 1, 1, 0]))
+    for parts, classes, labels in (
+        ([pets, pets], pets.classes, [2, 0, 1, 2] * 2),
+        ([Subset(pets, [1]), ConcatDataset([pets, pets])], pets.classes, [0, *[2, 0, 1, 2] * 2]),
+        ([plain, pets], pets.classes, [1, 1, 2, 0, 2, 0, 1, 2]),  # integers without names are matched by number
+        ([numbers, pets], pets.classes, [0, 1, 2, 1, 2, 0, 1, 2]),
+        ([fewer, numbers], ("0", "1", "2"), [0, 1, 1, 0, 0, 1, 2, 1]),
+        ([fewer, plain], ("0", "1", "2"), [0, 1, 1, 0, 1, 1, 2, 0]),
+        ([plain, plain], ("0", "1", "2"), [1, 1, 2, 0] * 2),
+    ):
+        for source in (ConcatDataset(parts), DataLoader(ConcatDataset(parts), batch_size=3)):
+            made = as_images(source)
+            assert made.classes == classes and made.labels.tolist() == labels
+    features = Columns(list(x), [0, 1, 0, 1])
+    assert as_images(ConcatDataset([features, features])).classes == ("ant", "bee")
+    for other in (("cat", "ant", "bee"), ("ant", "bee"), ("ant", "bee", "cat", "dog")):
+        parts = [pets, as_images((x, [0, 1, 1, 0]), classes=other)]
+        words = f"every dataset of a ConcatDataset must have the same classes, ant, bee, cat, got {', '.join(other)}$"
+        for source in (ConcatDataset(parts), DataLoader(ConcatDataset(parts))):
+            with pytest.raises(ValueError, match=words):
+                as_images(source)
+        named = as_images(ConcatDataset(parts), classes=("a", "b", "c", "d"))  # the numbers are right, says the caller
+        assert named.labels.tolist() == [2, 0, 1, 2, 0, 1, 1, 0]
 
 
 def test_sparse_tensors_are_refused():

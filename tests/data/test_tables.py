@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_breast_cancer, load_iris
+from torch.utils.data import DataLoader
 
 import mmlda
 from mmlda.attacks import APGD, BIM, FGSM, PGD, CarliniWagner
@@ -82,5 +83,6 @@ def test_adversarial_training_and_cross_validation_of_tables():
     assert mmlda.fit(model, data, recipe, show=False).step == 40
     plain = mmlda.Recipe(steps=60, optimizer="adam", lr=3e-3)
     assert mmlda.cross_validate(data, plain, [10.0], folds=2, show=False)[0]["mean"] < 0.5
-    with pytest.raises(ValueError, match="pad and flip must be 0 and False for a table"):
-        mmlda.fit(model, data, mmlda.Recipe(steps=1, pad=2), show=False)
+    for source in (data, DataLoader(data, batch_size=32)):
+        with pytest.raises(ValueError, match="pad and flip must be 0 and False for a table"):
+            mmlda.fit(model, source, mmlda.Recipe(steps=1, pad=2), show=False)

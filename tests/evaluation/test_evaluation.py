@@ -260,3 +260,19 @@ def test_other_priors_and_a_temperature_from_the_images_left_over(model, digits)
         ValueError, match=r"priors must be None for a network that is not an mmlda.Classifier, got 'uni"
     ):
         mmlda.evaluate(net.forward, test, priors="uniform", show=False)
+
+
+@pytest.mark.parametrize("head", ["softmax", "mmlda"])
+def test_uniform_priors_of_a_network_that_has_them_already_cause_a_warning(digits, head):
+    net = build({"backbone": "conv_net", "width": 4, "head": head}, seed=0).eval()
+    words = r"priors are uniform already, so priors='uniform' changes nothing; .* model.with_priors\(None, old="
+    with pytest.warns(UserWarning, match=words) as caught:
+        found = mmlda.evaluate(net, digits[1], n=60, priors="uniform", show=False).clean
+    assert len(caught) == 1 and caught[0].filename == __file__
+    assert found.numbers == mmlda.evaluate(net, digits[1], n=60, show=False).clean.numbers
+    shares = [0.55, *[0.05] * 9]
+    adjusted = net.with_priors(None, old=shares)  # "uniform" undoes this, as the docstring says
+    with warnings.catch_warnings(action="error"):
+        undone = mmlda.evaluate(adjusted, digits[1], n=60, priors="uniform", show=False).clean
+        mmlda.evaluate(net, digits[1], n=60, priors="empirical", show=False)
+    assert undone.numbers == found.numbers != mmlda.evaluate(adjusted, digits[1], n=60, show=False).clean.numbers

@@ -5,7 +5,15 @@ import warnings
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+)
 from training_cases import QUICK, SMALL, break_off, same, weights
 
 import mmlda
@@ -132,6 +140,51 @@ def test_workers_that_persist_see_the_same_order(digits, tmp_path, stop):
     break_off(loader(), recipe, tmp_path / "b", stop, checkpoint_every=stop)
     assert same(train(used, recipe, out=tmp_path / "a")[0], whole)
     assert same(train(loader(), recipe, out=tmp_path / "b")[0], whole)
+
+
+def table(seed=0, spread=0.0):
+    """A table of three classes in its own units, and its bounds, which may be wider than its values."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(192) % 3
+    x = 100 * torch.eye(3)[y] + 20 * torch.randn(192, 3, generator=generator)
+    return mmlda.data.table(x, y, bounds=(x.amin(0) - spread, x.amax(0) + spread))
+
+
+ROWS = {"backbone": "mlp", "inputs": 3, "num_classes": 3}
+
+
+def test_a_table_is_trained_on_with_its_bounds(tmp_path):
+    data, other = table(), table(seed=1, spread=900.0)
+    expected = build(ROWS, seed=0)
+    fit(expected, data, QUICK, show=False)
+    for number, dataset in enumerate((data, Subset(data, range(192)), ConcatDataset([data[:50], data[50:]]))):
+        model = build(ROWS, seed=0)
+        loader = DataLoader(dataset, batch_sampler=Order(data, QUICK))
+        with warnings.catch_warnings(action="ignore"):
+            run = fit(model, loader, QUICK, out=tmp_path / str(number), show=False)
+            assert same(weights(model), weights(expected)) and torch.equal(model.bounds, data.bounds)
+            assert torch.equal(mmlda.load(tmp_path / str(number)).bounds, data.bounds) and run.step == QUICK.steps
+            assert mmlda.accuracy(model, other) == mmlda.accuracy(expected, other)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_fine_tuning_rescales_a_table_to_the_networks_bounds(workers):
+    data, other = table(), table(seed=1, spread=900.0)
+    found, kept = [], {"num_workers": workers, "persistent_workers": workers > 0}
+    loader = DataLoader(other, batch_sampler=Order(other, QUICK), **kept)
+    before = dict(vars(loader))
+    for source in (other, loader):
+        model = build(ROWS, seed=0)
+        fit(model, data, QUICK, show=False)
+        with pytest.warns(UserWarning, match="outside the table's bounds and clipped to them") as caught:
+            fit(model, source, QUICK, show=False)
+        assert len(caught) == 1 and caught[0].filename == __file__
+        assert torch.equal(model.bounds, data.bounds)
+        found.append(weights(model))
+    assert same(*found)
+    assert before.keys() == vars(loader).keys()  # nothing is left on the user's loader
+    with warnings.catch_warnings(action="error"):
+        fit(build(ROWS, seed=0), DataLoader(other, batch_size=32), QUICK, show=False)  # a network without bounds
 
 
 class Batched(torch.utils.data.Dataset):

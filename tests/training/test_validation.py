@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import mmlda
@@ -80,6 +80,22 @@ def test_a_loader_is_read_batch_by_batch_and_changes_nothing(parts, tmp_path, tr
     wrong = DataLoader(Reads(held.subset(slice(9))), batch_size=3)
     with pytest.raises(ValueError, match=r"validation\.images is 300 there, but 9 was requested"):
         mmlda.fit(net(), train_on(rest), RECIPE, validation=wrong, out=tmp_path / "2", **given)
+
+
+@pytest.mark.filterwarnings("ignore:.*outside the table's bounds")
+def test_a_table_to_validate_on_is_rescaled():
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(192) % 3
+    x = 100 * torch.eye(3)[y] + 20 * torch.randn(192, 3, generator=generator)
+    data, wide = mmlda.data.table(x[:128], y[:128]), mmlda.data.table(x[128:], y[128:], bounds=(-900, 900))
+    measured = []
+    for held in (wide, DataLoader(wide, batch_size=10), Subset(wide, range(64)), DataLoader(Subset(wide, range(64)))):
+        for source in (data, DataLoader(data, batch_size=32)):
+            model = mmlda.models.build({"backbone": "mlp", "inputs": 3, "num_classes": 3}, seed=0)
+            run = mmlda.fit(model, source, dataclasses.replace(RECIPE, steps=120), validation=held, show=False)
+            assert run.validation.best > 0.9 and run.history[-1]["validation"] == mmlda.accuracy(model, wide).accuracy
+            measured.append(run.validation.best)
+    assert len(set(measured[::2])) == 1  # however the validation set is given
 
 
 @pytest.mark.parametrize("average", [0.0, 0.9])

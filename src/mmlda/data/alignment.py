@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from mmlda._utils.device import check_model
 from mmlda._utils.training_data import class_names
-from mmlda.data.convert import as_images
+from mmlda.data.convert import as_images, in_words, numbered
 from mmlda.data.images import ImageData
 
 
@@ -51,11 +50,19 @@ def images_for(model: Any, source: Any, *, split: Literal["train", "test"] = "te
     tensor([2, 1])
     """
     check_model(model)
-    names, data, L = class_names(model), as_images(source, split=split), getattr(model, "num_classes", None)
+    data, clipped = aligned(model, as_images(source, split=split))
+    if clipped:
+        warnings.warn(clipped, stacklevel=2)
+    return data
+
+
+def aligned(model: Any, data: ImageData) -> tuple[ImageData, str]:
+    """The data with the network's classes and bounds, and a warning for the user if values of a table are clipped."""
+    names, L = class_names(model), getattr(model, "num_classes", None)
     if names is None and isinstance(L, int) and data.num_classes < L and not numbered(data.classes):
         why = f"the network keeps no class names, so the {data.num_classes} classes of the data"
         warnings.warn(f"{why} are taken as the first of its {L}; set model.classes to its names", stacklevel=1)
-    return _rescaled(model, relabelled(names, data))
+    return rescaled(relabelled(names, data), getattr(model, "bounds", None))
 
 
 def learn(model: Any, data: ImageData) -> ImageData:
@@ -69,14 +76,23 @@ def learn(model: Any, data: ImageData) -> ImageData:
             data = relabelled(names, data)
         except ValueError:
             if not numbered(names):
-                words = f"{_listed(names)} become {_listed(data.classes)}"
+                words = f"{in_words(names)} become {in_words(data.classes)}"
                 warnings.warn(f"the network is trained on other classes than before: {words}", stacklevel=5)
     if names is not None or getattr(model, "classes", None) is None:  # not an attribute that means something else
         model.classes = data.classes
-    data = _rescaled(model, data)
-    if data.bounds is not None:
-        model.bounds = data.bounds.cpu()
+    data, clipped = rescaled(data, learn_bounds(model, data.bounds))
+    if clipped:
+        warnings.warn(clipped, stacklevel=5)
     return data
+
+
+def learn_bounds(model: Any, bounds: Tensor | None) -> Tensor | None:
+    """The bounds to which a training table with these bounds is rescaled: the network keeps its own, if it has any."""
+    own = getattr(model, "bounds", None)
+    if bounds is None or (isinstance(own, Tensor) and own.shape == bounds.shape):
+        return own
+    model.bounds = bounds.cpu()
+    return bounds
 
 
 def from_one(data: ImageData, num_classes: int) -> str:
@@ -85,17 +101,17 @@ def from_one(data: ImageData, num_classes: int) -> str:
     return " (labels begin at 1: subtract 1)" if first else ""
 
 
-def scaled(values: np.ndarray, bounds: Tensor) -> Tensor:
-    """Rows of a table in [0, 1] by their bounds, [N, D] float32; values outside are clipped, with a warning."""
+def scaled(values: np.ndarray, bounds: Tensor) -> tuple[Tensor, str]:
+    """Rows of a table in [0, 1] by their bounds, [N, D] float32, and a warning if values outside are clipped."""
     low, high = bounds.numpy()
     rows = (values - low) / (high - low)
-    outside = (rows < -1e-6) | (rows > 1 + 1e-6)  # more than rounding
+    clipped, outside = "", (rows < -1e-6) | (rows > 1 + 1e-6)  # more than rounding
     if outside.any():
         d = int(np.abs(rows - 0.5).max(0).argmax())
         worst = f"{values[:, d].min():g} to {values[:, d].max():g} for {low[d]:g} to {high[d]:g} in column {d}"
         many = f"{int(outside.sum())} of {outside.size} values, {worst},"
-        warnings.warn(f"{many} are outside the table's bounds and clipped to them", stacklevel=3)
-    return torch.from_numpy(rows).float().clamp(0, 1)
+        clipped = f"{many} are outside the table's bounds and clipped to them"
+    return torch.from_numpy(rows).float().clamp(0, 1), clipped
 
 
 def relabelled(names: tuple[str, ...] | None, data: ImageData, whose: str = "the network") -> ImageData:
@@ -112,24 +128,15 @@ def relabelled(names: tuple[str, ...] | None, data: ImageData, whose: str = "the
         return replace(data, labels=order[data.labels], classes=names)
     if numbered(names) and len(names) == data.num_classes and len(unknown) == len(present):
         return data
-    raise ValueError(f"data must have classes of {whose}, {_listed(names)}, got {unknown[0]!r}")
+    raise ValueError(f"data must have classes of {whose}, {in_words(names)}, got {unknown[0]!r}")
 
 
-def _rescaled(model: Any, data: ImageData) -> ImageData:
-    """A table rescaled to the network's bounds."""
-    own = getattr(model, "bounds", None)
-    if data.bounds is None or not isinstance(own, Tensor) or own.shape != data.bounds.shape:
-        return data
-    if torch.equal(own.cpu(), data.bounds.cpu()):
-        return data
-    rows = scaled(data.in_units(data.images).cpu().numpy(), own.cpu())
-    return replace(data, images=rows.to(data.device), bounds=own.cpu())
-
-
-def numbered(names: Sequence[str]) -> bool:
-    """Whether these are the names of classes that have only numbers."""
-    return list(names) == [str(k) for k in range(len(names))]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= 10 else f"{', '.join(names[:8])}, ... ({len(names)})"
+def rescaled(data: ImageData, bounds: Any) -> tuple[ImageData, str]:
+    """A table rescaled to these bounds, and a warning if values are clipped; other data is returned unchanged."""
+    if data.bounds is None or not isinstance(bounds, Tensor) or bounds.shape != data.bounds.shape:
+        return data, ""
+    bounds = bounds.cpu()
+    if torch.equal(bounds, data.bounds.cpu()):
+        return data, ""
+    rows, clipped = scaled(data.in_units(data.pixels()).cpu().numpy(), bounds)
+    return replace(data, images=rows.to(data.device), bounds=bounds), clipped

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import ChainDataset, ConcatDataset, DataLoader, Dataset, IterableDataset, TensorDataset
 
 from mmlda._utils.checks import invalid
 from mmlda.data.images import ImageData
@@ -50,12 +50,13 @@ def as_images(
     -------
     ImageData
         Floats become bytes if every value is v / 255 for an integer v, which loses nothing; otherwise they stay
-        float32.
+        float32. A table within a `Subset`, a `ConcatDataset` or a `DataLoader` keeps its bounds.
 
     Raises
     ------
     ValueError
-        If the source is of another kind, or its images or labels do not fit together.
+        If the source is of another kind, its images or labels do not fit together, or it concatenates datasets with
+        other classes or bounds than each other.
 
     Examples
     --------
@@ -76,7 +77,7 @@ def as_images(
         if split in source:
             return as_images(source[split], classes, name)
         source = as_pair(source, "data")
-    classes = dataset_classes(source) if classes is None else classes
+    classes, bounds = dataset_classes(source) if classes is None else classes, dataset_bounds(source)
     if isinstance(source, DataLoader):
         x, y = join_batches([as_pair(batch, "a batch of data") for batch in source])
     elif is_arrays(source):
@@ -94,7 +95,7 @@ def as_images(
     else:
         raise ValueError(f"data must be {EXPECTED}, got a {type(source).__name__}")
     labels, names = as_labels(y, classes)
-    return ImageData(_as_bytes(_channels_first(_tensor(x))), labels, names, name)
+    return with_bounds(ImageData(_as_bytes(_channels_first(_tensor(x))), labels, names, name), bounds)
 
 
 def is_arrays(source: Any) -> bool:
@@ -127,17 +128,64 @@ def _is_picture(image: Any) -> bool:
 
 
 def dataset_classes(source: Any) -> Sequence[str] | None:
-    """The class names of a dataset, also of one within a Subset or a DataLoader, and of Hugging Face's."""
-    while source is not None:
-        if (names := getattr(source, "classes", None)) is not None:
-            return names
-        features = getattr(source, "features", None)
-        if isinstance(features, Mapping):
-            for key in LABEL_KEYS:
-                if (names := getattr(features.get(key), "names", None)) is not None:
-                    return names
-        source = getattr(source, "dataset", None)
-    return None
+    """The class names of a dataset, also of one within a Subset or a DataLoader, and of Hugging Face's.
+
+    Those of a ConcatDataset are the names of its parts, which must be the same; parts may also have only numbers.
+    """
+    if (names := getattr(source, "classes", None)) is not None:
+        return names
+    features = getattr(source, "features", None)
+    if isinstance(features, Mapping):
+        for key in LABEL_KEYS:
+            if (names := getattr(features.get(key), "names", None)) is not None:
+                return names
+    listed = [dataset_classes(part) for part in _parts(source)]
+    found = [list(map(str, names)) for names in listed if names is not None]
+    named = [names for names in found if not numbered(names)]
+    for names in named:
+        if names != named[0]:
+            first, other = in_words(named[0]), in_words(names)
+            raise ValueError(f"every dataset of a ConcatDataset must have the same classes, {first}, got {other}")
+    if named:
+        return named[0]
+    return max(found, key=len, default=None) if len(found) == len(listed) else None
+
+
+def dataset_bounds(source: Any) -> Tensor | None:
+    """The bounds of a table, also within a Subset, a DataLoader or a ConcatDataset of tables with the same bounds."""
+    if isinstance(source, ImageData):
+        return source.bounds
+    found = [dataset_bounds(part) for part in _parts(source)]
+    tables = [bounds for bounds in found if bounds is not None]
+    if tables and (len(tables) < len(found) or not all(torch.equal(bounds, tables[0]) for bounds in tables)):
+        got = "one without" if len(tables) < len(found) else "different ones"
+        raise ValueError(f"every dataset of a ConcatDataset must have the same table bounds, got {got}")
+    return tables[0] if tables else None
+
+
+def _parts(source: Any) -> Sequence[Any]:
+    """The datasets that a dataset concatenates, or the one that it wraps."""
+    if isinstance(source, ConcatDataset | ChainDataset):
+        return source.datasets if isinstance(source.datasets, list | tuple) else ()
+    inner = getattr(source, "dataset", None)
+    return () if inner is None else (inner,)
+
+
+def with_bounds(data: ImageData, bounds: Tensor | None) -> ImageData:
+    """A table with the bounds of the dataset that its rows are from; other data is returned unchanged."""
+    if bounds is None or bounds.shape != (2, *data.shape):
+        return data
+    return replace(data, images=data.pixels(), bounds=bounds)
+
+
+def numbered(names: Sequence[str]) -> bool:
+    """Whether these are the names of classes that have only numbers."""
+    return list(map(str, names)) == [str(k) for k in range(len(names))]
+
+
+def in_words(names: Sequence[str]) -> str:
+    """Class names for a message, the first of them if there are many."""
+    return ", ".join(names) if len(names) <= 10 else f"{', '.join(names[:8])}, ... ({len(names)})"
 
 
 def as_pair(item: Any, what: str) -> tuple[Any, Any]:

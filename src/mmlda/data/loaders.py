@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,9 +12,18 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from mmlda._utils.checks import check_count
+from mmlda._utils.device import check_model
 from mmlda._utils.training_data import class_names
-from mmlda.data.alignment import images_for
-from mmlda.data.convert import NO_CLASSES, as_images, as_pair, dataset_classes, join_batches
+from mmlda.data.alignment import aligned, images_for
+from mmlda.data.convert import (
+    NO_CLASSES,
+    as_images,
+    as_pair,
+    dataset_bounds,
+    dataset_classes,
+    join_batches,
+    with_bounds,
+)
 from mmlda.data.images import ImageData
 from mmlda.data.subsets import sample_rows, stratified
 
@@ -43,13 +53,18 @@ def listed_classes(loader: DataLoader[Any]) -> ImageData | None:
 
 
 def batches_for(model: Any, loader: DataLoader[Any]) -> Iterator[ImageData]:
-    """Every batch of a loader as `images_for` converts data."""
-    names, empty = dataset_classes(loader), True
+    """Every batch of a loader as `images_for` converts data; one warning if values of a table are clipped."""
+    names, bounds, empty, warned = dataset_classes(loader), dataset_bounds(loader), True, False
+    check_model(model)
     for batch in loader:
         x, y = as_pair(batch, "a batch of data")
         if isinstance(y, list | tuple) and names is None and class_names(model) is None:  # strings, numbered per batch
             raise ValueError(NO_CLASSES)
-        yield images_for(model, as_images((x, y), names))
+        images, clipped = aligned(model, with_bounds(as_images((x, y), names), bounds))
+        if clipped and not warned:
+            warnings.warn(f"{clipped}; later batches are clipped without a warning", stacklevel=2)
+            warned = True
+        yield images
         empty = False
     if empty:
         raise ValueError("data must have at least one image, got an empty DataLoader")
@@ -71,8 +86,8 @@ def sample_for(model: Any, data: Any, n: int | None) -> tuple[ImageData, int]:
         count += len(parts[-1][1])
         if count >= n:
             break
-    images = images_for(model, as_images(join_batches(parts), dataset_classes(data)))
-    return images.subset(slice(n)), total or count
+    images = with_bounds(as_images(join_batches(parts), dataset_classes(data)), dataset_bounds(data))
+    return images_for(model, images).subset(slice(n)), total or count
 
 
 def _selected(loader: DataLoader[Any], n: int) -> tuple[DataLoader[Any], int]:

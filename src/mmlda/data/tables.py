@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -70,4 +71,7 @@ def table(x: Any, y: Any, *, bounds: Any = None, classes: Sequence[str] | None =
             raise invalid("bounds", "(low, high) with low < high in every column", bounds)
     labels, names = as_labels(y, classes)
     ends = torch.from_numpy(np.stack([low, high]))
-    return ImageData(scaled(values, ends), labels, names, name, ends)
+    rows, clipped = scaled(values, ends)
+    if clipped:
+        warnings.warn(clipped, stacklevel=2)
+    return ImageData(rows, labels, names, name, ends)

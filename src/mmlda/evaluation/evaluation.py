@@ -27,6 +27,7 @@ from mmlda._utils.progress import progress
 from mmlda._utils.settings import parse_attack
 from mmlda._utils.tensors import packed
 from mmlda.attacks import Attack, AttackWarning
+from mmlda.attacks.checks import warn_caller
 from mmlda.data import ImageData, holdout, images_for
 from mmlda.data.loaders import sample_for
 from mmlda.evaluation.accuracy import answers, logits, shares
@@ -157,7 +158,9 @@ def evaluate(
         Other images to fit a temperature on, for calibration after scaling; True for those that `n` leaves out.
     priors : str, optional
         Predict with other class priors, where the model is an `mmlda.Classifier`: "uniform", or "empirical" for the
-        shares of the classes in `data`.
+        shares of the classes in `data`. They replace the priors of the network's head, and with them an adjustment by
+        `with_priors(None, old=...)`. Where the head's priors are uniform already, as after training without any,
+        "uniform" changes nothing and warns.
     name : str
         Name of the network in the results.
     device : torch.device or str, optional
@@ -225,6 +228,12 @@ def _with_priors(model: Any, data: Any, priors: str) -> tuple[Model, Any]:
     if not hasattr(model, "with_priors"):
         raise invalid("priors", "None for a network that is not an mmlda.Classifier", priors)
     if priors == "uniform":
+        before = getattr(getattr(model, "head", None), "log_priors", None)
+        if isinstance(before, Tensor) and bool((before == before[0]).all()):
+            warn_caller(
+                "the network's priors are uniform already, so priors='uniform' changes nothing; if its training set "
+                "was not balanced, evaluate model.with_priors(None, old=<class shares of the training set>)"
+            )
         return model.with_priors(None), data
     data = images_for(model, data)
     return model.with_priors(priors, data.labels.to(device_of(model))), data

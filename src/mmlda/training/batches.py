@@ -17,6 +17,12 @@ def share() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
 
 
+def check_augmentation(images: Tensor, recipe: Recipe) -> None:
+    """Raise ValueError if a recipe would crop or mirror the rows of a table."""
+    if images.dim() == 2 and (recipe.pad or recipe.flip):
+        raise invalid("pad and flip", "0 and False for a table", (recipe.pad, recipe.flip))
+
+
 class Batches:
     """The images on the device, and each epoch's order and random draws, a function of (seed, epoch) alone.
 
@@ -24,8 +30,7 @@ class Batches:
     """
 
     def __init__(self, data: ImageData, recipe: Recipe, device: torch.device):
-        if data.is_table and (recipe.pad or recipe.flip):
-            raise invalid("pad and flip", "0 and False for a table", (recipe.pad, recipe.flip))
+        check_augmentation(data.images, recipe)
         self.recipe, self.device, self.shape = recipe, device, data.shape
         self.images, self.labels = data.images.to(device), data.labels.to(device)
         self.parts = None if data.parts is None else data.parts.to(device)

@@ -19,10 +19,10 @@ from torch.utils.data.distributed import DistributedSampler
 from mmlda._utils.checks import invalid
 from mmlda.attacks.checks import warn_caller
 from mmlda.data import ImageData, draw_augmentation
-from mmlda.data.alignment import relabelled
-from mmlda.data.convert import as_batch, as_labels, as_pair, dataset_classes
+from mmlda.data.alignment import relabelled, rescaled
+from mmlda.data.convert import as_batch, as_labels, as_pair, dataset_bounds, dataset_classes, with_bounds
 from mmlda.data.loaders import listed_classes, loader_length, loader_sampler
-from mmlda.training.batches import Batches, share, to_pixels
+from mmlda.training.batches import Batches, check_augmentation, share, to_pixels
 from mmlda.training.recipes import Recipe
 
 AHEAD = 2  # batches that may wait on the device, so that a host far ahead of it does not fill its memory
@@ -72,7 +72,8 @@ class LoaderBatches(Batches):
     the same batches again. A loader without a length starts a new epoch instead. Workers that persist keep their random
     numbers from epoch to epoch, so what they draw after a resume differs; the order of the images does not.
 
-    `recipe.batch_size` is that of `batch_size`, and `names` are the network's classes: labels follow them.
+    `recipe.batch_size` is that of `batch_size`. `names` and `bounds` are the network's: labels follow the one, the rows
+    of a table the other.
     """
 
     shape: tuple[int, ...] = ()  # of an image; unknown before the first batch
@@ -84,6 +85,7 @@ class LoaderBatches(Batches):
         device: torch.device,
         num_classes: int | None,
         names: tuple[str, ...] | None = None,
+        bounds: Tensor | None = None,
     ):
         if recipe.adversary is not None and recipe.adversary.craft == "once":
             raise invalid("craft", "'online' for a DataLoader", "once")
@@ -98,6 +100,8 @@ class LoaderBatches(Batches):
         listed, self.names = listed_classes(loader), names
         self.classes = None if listed is None else listed.classes
         self.numbers = None if listed is None else relabelled(names, listed).labels  # the network's, of each class
+        self.own, self.bounds = dataset_bounds(loader), bounds  # of a table, and those that its rows shall have
+        self.clipped = ""  # a warning about values outside the bounds
         self.seen: set[int] = set()  # labels of the first epoch
         self.step, self.epoch = -1, 0
         self.batches: Iterator[Any] | None = None
@@ -115,6 +119,7 @@ class LoaderBatches(Batches):
         with self._own_random():
             x, y = self._read(step)
         if self.step < 0:
+            check_augmentation(x, self.recipe)
             self._check_shards(x)
             self.images, self.labels = torch.empty_like(x, device=self.device), torch.empty_like(y, device=self.device)
             self.shape = tuple(x.shape[1:])
@@ -154,7 +159,18 @@ class LoaderBatches(Batches):
             if self.epoch == 0 and self.classes is None:
                 self.seen.update(y.tolist())
             if len(y) == self.local:
-                return x, y if self.numbers is None else self.numbers[y]
+                return self._rescaled(x), y if self.numbers is None else self.numbers[y]
+
+    def _rescaled(self, x: Tensor) -> Tensor:
+        """Rows of a table in the network's bounds; other images unchanged."""
+        if self.own is None or self.bounds is None or torch.equal(self.own, self.bounds.to(self.own)):
+            return x
+        labels = torch.zeros(len(x), dtype=torch.int64)
+        data, clipped = rescaled(with_bounds(ImageData(x, labels, ("any",)), self.own), self.bounds)
+        if clipped and not self.clipped:
+            warn_caller(f"{clipped}; later batches are clipped without a warning")
+        self.clipped = self.clipped or clipped
+        return data.images
 
     def _warn_of_labels_from_1(self) -> None:
         """Warn where an epoch had all classes of the network except class 0, and classes have no names."""

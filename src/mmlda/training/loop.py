@@ -253,7 +253,8 @@ def _steps(
     if isinstance(data, ImageData):
         batches = Batches(data, recipe, device)
     else:
-        batches = LoaderBatches(data, recipe, device, class_count(model), class_names(model))
+        bounds = getattr(model, "bounds", None)
+        batches = LoaderBatches(data, recipe, device, class_count(model), class_names(model), bounds)
     optimizer = make_optimizer(model, recipe, device)
     if recipe.adversary is not None and recipe.adversary.craft == "once":
         _craft_from_the_start(run, batches)

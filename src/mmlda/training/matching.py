@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from mmlda.data import ImageData, images_for
-from mmlda.data.alignment import from_one, learn, numbered
+from mmlda.data.alignment import from_one, learn, learn_bounds
+from mmlda.data.convert import dataset_bounds, numbered
 from mmlda.data.loaders import batches_for, listed_classes, loader_sampler
 from mmlda.evaluation.accuracy import first_logits
 from mmlda.models import SwappedHead
@@ -46,7 +47,8 @@ def warn_of_labels_from_1(model: nn.Module, data: ImageData) -> None:
 def matched(run: Run, data: ImageData | DataLoader[Any]) -> ImageData | DataLoader[Any]:
     """The training set as the network numbers and scales it, and the validation set likewise; both must fit.
 
-    The network keeps the class names. A loader is returned as it is: `LoaderBatches` numbers its labels.
+    The network keeps class names and bounds. A loader is not read here: `LoaderBatches` numbers its labels, and
+    rescales a table if the network already has other bounds.
     """
     model, L = run.model, class_count(run.model)
     images = data if isinstance(data, ImageData) else listed_classes(data)
@@ -57,6 +59,7 @@ def matched(run: Run, data: ImageData | DataLoader[Any]) -> ImageData | DataLoad
         images = learn(model, images)
     if isinstance(data, ImageData) and images is not None:
         data = images
+    learn_bounds(model, dataset_bounds(data))
     if run.validation is not None:
         if run.validation.data is data and isinstance(data, DataLoader) and data.persistent_workers:
             raise ValueError("validation must be another DataLoader than data if workers persist, got the same")
