@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader, Dataset
 import mmlda
 from mmlda.data import ImageData
 from mmlda.models import build
+from mmlda.results import code_version
 from mmlda.training.loop import Options, Run, training_steps
 from mmlda.training.recipes import RECIPES, Recipe, network
 
@@ -249,6 +250,7 @@ def main() -> None:
         "batch_size": recipe.batch_size,
         "workers": workers,
         "device": torch.cuda.get_device_name() if cuda else f"{platform.machine()}, {torch.get_num_threads()} threads",
+        "commit": code_version(),
         "versions": {"mmlda": mmlda.__version__, "torch": torch.__version__, "python": platform.python_version()},
     }
     if args.out:

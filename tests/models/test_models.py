@@ -198,6 +198,36 @@ def test_swap_head_on_a_network_with_a_latent_layer_and_a_head_changes_both(kind
     assert new.backbone is not own.backbone
 
 
+@pytest.mark.parametrize("settings", [{}, {"C": 4.0, "precision": 2.0}, {"dim": 9}, {"priors": [0.19] + [0.09] * 9}])
+@pytest.mark.parametrize("kind", ["linear", "softmax with priors", "MM-LDA"])
+def test_swap_head_can_keep_the_classifier(kind, settings):
+    torch.manual_seed(0)
+    heads = {"softmax with priors": SoftmaxHead(num_classes=10, dim=64, priors=[0.55] + [0.05] * 9)}
+    heads["MM-LDA"] = MaxMahalanobisHead(num_classes=10, dim=20, C=9.0)
+    old = Classifier(conv_net(), heads[kind]) if kind in heads else nn.Sequential(conv_net(), nn.Linear(64, 10))
+    old.classes = tuple("abcdefghij")
+    old, x = old.eval(), torch.rand(50, 1, 8, 8)
+    new = swap_head(old, num_classes=10, keep=True, **settings).eval()
+    assert torch.allclose(new(x).softmax(1), old(x).softmax(1), atol=1e-5) and new.classes == old.classes
+    other = swap_head(old, num_classes=10, **settings).eval()
+    assert not torch.allclose(other(x).softmax(1), old(x).softmax(1), atol=1e-2) and other.classes is None
+
+
+def test_swap_head_refuses_to_keep_what_the_head_cannot_represent():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(8, 10))
+    spoilt = MaxMahalanobisHead(num_classes=10, dim=9, priors=[0.0] + [1 / 9] * 9)
+    for words, settings in (
+        (r"dim must be at least num_classes - 1 = 9 with keep=True, got 8", {"num_classes": 10, "dim": 8}),
+        (r"num_classes must be 10, as before, with keep=True, got 5", {"num_classes": 5}),
+        (r"head must have means that span L - 1 dimensions and priors > 0", {"num_classes": 10, "head": spoilt}),
+    ):
+        with pytest.raises(ValueError, match=words):
+            swap_head(net, keep=True, **settings)
+    sphere = Classifier(conv_net(), SoftmaxHead(num_classes=10, dim=64), normalize=True)
+    with pytest.raises(ValueError, match="keep must be False for a Classifier with normalize=True, got True"):
+        swap_head(sphere, num_classes=10, keep=True)
+
+
 def test_swap_head_needs_a_dimension_for_many_classes():
     net = nn.Sequential(nn.Flatten(), nn.Linear(8, 10))
     for L in (8193, 100_000):

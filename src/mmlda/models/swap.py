@@ -124,6 +124,7 @@ def swap_head(
     precision: float = 1.0,
     head: nn.Module | None = None,
     layer: str | None = None,
+    keep: bool = False,
 ) -> nn.Module:
     """Copy a network, with its last `nn.Linear` replaced by a latent layer and a Max-Mahalanobis head.
 
@@ -146,6 +147,9 @@ def swap_head(
         Head to insert (default: a new `MaxMahalanobisHead`).
     layer
         Name of the layer to replace, if the last one is not the classifier.
+    keep
+        Start at the classifier that the network has, instead of at a random latent layer: the posterior of each image
+        stays the same, to rounding. This needs as many classes as before and num_classes <= dim + 1.
 
     Returns
     -------
@@ -155,7 +159,8 @@ def swap_head(
     Raises
     ------
     ValueError
-        If there is no such layer, `dim` is missing, or `head` does not have `num_classes` and `dim`.
+        If there is no such layer, `dim` is missing, `head` does not have `num_classes` and `dim`, or the classifier
+        cannot be kept.
 
     Examples
     --------
@@ -166,6 +171,9 @@ def swap_head(
     '3: Linear(in_features=32, out_features=10, bias=True)'
     >>> new(torch.rand(2, 64)).shape
     torch.Size([2, 10])
+    >>> x, same = torch.rand(2, 64), swap_head(net, num_classes=10, keep=True)
+    >>> torch.allclose(same(x).softmax(1), net(x).softmax(1), atol=1e-5)
+    True
     """
     linears = {
         name: module
@@ -199,6 +207,10 @@ def swap_head(
     width: int = head.dim  # type: ignore[assignment]
     latent = nn.Linear(inputs, width, device=old.weight.device, dtype=old.weight.dtype)
     head = head.to(old.weight.device)
+    if keep:
+        if getattr(whole, "radius", None) is not None:
+            raise invalid("keep", "False for a Classifier with normalize=True", keep)
+        _keep_classifier(old if whole is None else nn.Sequential(whole.latent, whole.head), latent, head)
     # deepcopy's memo puts the new layers in place of the old ones, even if the model is that one layer
     if whole is not None:
         log.info("replaced %s and %s by %s -> %s", whole.latent, whole.head, latent, type(head).__name__)
@@ -207,6 +219,33 @@ def swap_head(
         new = SwappedHead(latent, head, name, old)
         log.info("replaced %s by %s -> %s", new.replaced, latent, type(head).__name__)
         swapped = copy.deepcopy(model, {id(old): new})
-    if class_names(swapped) is not None:  # the new head has not learnt them
+    if class_names(swapped) is not None and not keep:  # the new head has not learnt them
         swapped.classes = None  # type: ignore[assignment]
     return swapped
+
+
+@torch.no_grad()
+def _keep_classifier(end: nn.Module, latent: nn.Linear, head: nn.Module) -> None:
+    """Set a latent layer so that the head's logits are those of an affine `end`, up to a constant per image."""
+
+    def affine(layer: nn.Module, inputs: int) -> tuple[Tensor, Tensor]:
+        """The matrix [inputs, L] and the offset [L] of a layer."""
+        eye = torch.eye(inputs, dtype=torch.float64, device=latent.weight.device)
+        layer = copy.deepcopy(layer).double()
+        offset = layer(torch.zeros_like(eye[:1]))[0]
+        return layer(eye) - offset, offset
+
+    L, dim = head.num_classes, latent.out_features
+    if L > dim + 1:  # type: ignore[operator]
+        raise invalid("dim", f"at least num_classes - 1 = {L - 1} with keep=True", dim)  # type: ignore[operator]
+    (matrix, offset), (means, own) = affine(end, latent.in_features), affine(head, dim)
+    if matrix.shape[1] != L:
+        raise invalid("num_classes", f"{matrix.shape[1]}, as before, with keep=True", L)
+    wanted = torch.cat([matrix, (offset - own)[None]])  # [inputs + 1, L]
+    wanted = wanted - wanted.mean(1, keepdim=True)
+    finite = bool(means.isfinite().all() & wanted.isfinite().all())
+    found = wanted @ torch.linalg.pinv(means) if finite else wanted  # [inputs + 1, dim]
+    if not finite or bool((found @ means - wanted).norm() > 1e-6 * wanted.norm()):
+        raise ValueError("head must have means that span L - 1 dimensions and priors > 0 with keep=True, got others")
+    latent.weight.copy_(found[:-1].T)
+    latent.bias.copy_(found[-1])
