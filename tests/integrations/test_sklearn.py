@@ -10,7 +10,7 @@ import torch
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_digits, load_iris, load_wine
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -58,6 +58,41 @@ def test_pipeline_grid_search_over_c_and_clone():
     assert fresh.get_params() == best.get_params() and not hasattr(fresh, "model_")
 
 
+def test_the_network_of_a_table_is_evaluated_and_attacked_as_any_other():
+    X, y = load_wine(return_X_y=True)
+    labels = np.array(["barolo", "grignolino", "barbera"])[y]
+    X_train, X_test, y_train, y_test = train_test_split(X, labels, stratify=y, random_state=0)
+    fitted = quick(max_iter=30).fit(X_train, y_train)
+    test = mmlda.data.table(X_test, y_test, bounds=(X.min(0) - 1, X.max(0) + 1))
+    inside = ((X_test >= X_train.min(0)) & (X_test <= X_train.max(0))).all(1)
+    assert fitted.model_.classes == ("barbera", "barolo", "grignolino")
+    with pytest.warns(UserWarning, match="outside the table's bounds and clipped"):
+        assert abs(mmlda.accuracy(fitted.model_, test).accuracy - fitted.score(X_test, y_test)) <= np.mean(~inside)
+    known = mmlda.data.table(X_test[inside], y_test[inside], bounds=fitted.model_.bounds)
+    assert mmlda.accuracy(fitted.model_, known).accuracy == fitted.score(X_test[inside], y_test[inside]) > 0.9
+    assert mmlda.evaluate(fitted.model_, known, "pgd:0.3", show=False).attacks[0].value < 0.5
+
+
+@pytest.mark.parametrize(
+    ("settings", "X", "message"),
+    [
+        ({"early_stopping": "yes"}, IRIS[0], "early_stopping must be True or False, got 'yes'"),
+        ({"dim": 1}, IRIS[0], "dim must be an integer >= 2, got 1"),
+        ({}, np.sign(IRIS[0] - 3) * 1e308, "X must be of columns whose range is a finite number, got"),
+        ({}, np.zeros((150, 8, 8), bool), "X must be images of bytes or of floats in .*, got bool from 0 to 0"),
+        ({}, np.ones((150, 8, 8), np.int64), "X must be images of bytes or of floats in .*, got int64 from 1 to 1"),
+    ],
+)
+def test_what_cannot_work_is_one_clear_error(settings, X, message):
+    with pytest.raises(ValueError, match=message):
+        quick(**settings).fit(X, IRIS[1])
+
+
+def test_it_trains_where_gradients_are_off():
+    with torch.no_grad():
+        assert quick(max_iter=20).fit(*IRIS).score(*IRIS) > 0.8
+
+
 def test_joblib_round_trip():
     fitted, file = quick().fit(*IRIS), io.BytesIO()
     joblib.dump(fitted, file)
@@ -70,8 +105,9 @@ def test_outputs_agree_with_each_other_and_with_the_network():
     labels = np.array(["setosa", "versicolor", "virginica"])[y]
     fitted = quick().fit(X, labels)
     logits, probabilities = fitted.decision_function(X), fitted.predict_proba(X)
+    rows = torch.from_numpy((X - X.min(0)) / (X.max(0) - X.min(0)))
     with torch.no_grad():
-        np.testing.assert_allclose(logits, fitted.model_(torch.from_numpy(X)))
+        np.testing.assert_allclose(logits, fitted.model_(rows))
     np.testing.assert_allclose(probabilities, torch.from_numpy(logits).softmax(1))
     assert np.array_equal(fitted.predict(X), fitted.classes_[probabilities.argmax(1)])
     assert fitted.score(X, labels) == np.mean(fitted.predict(X) == labels) > 0.9

@@ -57,22 +57,22 @@ class _Outputs(nn.Module):
 
 
 class _InUnits(nn.Module):
-    """A network on rows in the units of its table, which are scaled to [0, 1] as by `mmlda.data.table`."""
+    """A network on rows in the units of its table, which are scaled to [0, 1] and, if `clip`, limited to it."""
 
     low: Tensor
     width: Tensor
 
-    def __init__(self, model: nn.Module, bounds: Tensor):
+    def __init__(self, model: nn.Module, bounds: Tensor, clip: bool):
         super().__init__()
-        self.model = model
+        self.model, self.clip = model, clip
         self.register_buffer("low", bounds[0])  # [D], as is width
         self.register_buffer("width", bounds[1] - bounds[0])
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[1:] != self.low.shape:
             raise ValueError(f"the network's table has {len(self.low)} columns")
-        rows = ((x - self.low) / self.width).clamp(0, 1)  # [N, D]
-        return self.model(rows.to(_dtype(self.model)))
+        rows = (x - self.low) / self.width  # [N, D]
+        return self.model((rows.clamp(0, 1) if self.clip else rows).to(_dtype(self.model)))
 
 
 def export(model: Any, path: str | Path, *, images: Any = None, root: str | Path | None = None) -> Path:
@@ -80,7 +80,7 @@ def export(model: Any, path: str | Path, *, images: Any = None, root: str | Path
 
     The input, "images" (or "features" for a table), is float32 with any number of rows; the outputs are "logits" and
     "probabilities". Features are in the units of the table: if the network was trained on a `mmlda.data.table`, the
-    file scales them to [0, 1] by the network's `bounds`. The file is compared with the network, in the network's own
+    file scales them to [0, 1] by the network's `bounds` and clips them; an estimator's file does not clip. The file is compared with the network, in the network's own
     dtype, on random and on real inputs in batches of 1, 3 and 17. No file is written if a logit differs by more than
     1e-4 of the largest one, a probability by more than 1e-3, or a class that is not a tie. The metadata of an ONNX file
     has the class names, if known, as JSON under "classes"; dates are written as text.
@@ -128,12 +128,13 @@ def export(model: Any, path: str | Path, *, images: Any = None, root: str | Path
         raise invalid("path", "a file", str(path))
     network = load(model) if isinstance(model, str | Path) else getattr(model, "model_", model)
     if not isinstance(network, nn.Module):
-        raise invalid("model", "a Classifier, a fitted estimator, a name or a run's folder", model)
+        kinds = "a Classifier, a fitted MaxMahalanobisClassifier (search.best_estimator_, pipeline[-1])"
+        raise invalid("model", f"{kinds}, a name or a run's folder", model)
     bounds, classes = _bounds(network), _classes(model, network)
     real = _own_images(model, root) if images is None else _real(images, root, bounds)
     network = copy.deepcopy(network).cpu().eval().to(_dtype(network))
     if bounds is not None:
-        network = _InUnits(network, bounds)
+        network = _InUnits(network, bounds, clip=not hasattr(model, "model_"))  # an estimator does not clip either
     inputs = _inputs(network, real)
     example = inputs["random"][:2].float()
     program = _program(copy.deepcopy(network).float(), example)

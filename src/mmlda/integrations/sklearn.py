@@ -42,8 +42,8 @@ class MaxMahalanobisClassifier(ClassifierMixin, BaseEstimator):
     """A small network with a Max-Mahalanobis head, trained with Adam on the cross-entropy of its posterior.
 
     X is a table [N, D] (the backbone is an MLP), or images [N, H, W] or [N, C, H, W], as an array or a list of images,
-    bytes or floats in [0, 1] (the backbone is a `mmlda.models.ConvNet`). The network standardises its inputs itself,
-    each column of a table and each channel of the images. Training stops after ten epochs without improvement.
+    bytes or floats in [0, 1] (the backbone is a `mmlda.models.ConvNet`). The inputs are standardised, each column of a
+    table and each channel of the images. Training stops after ten epochs without improvement.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class MaxMahalanobisClassifier(ClassifierMixin, BaseEstimator):
     feature_names_in_
         Names of the columns, if X has any.
     model_
-        The `mmlda.Classifier`.
+        The `mmlda.Classifier`. That of a table takes rows which `mmlda.data.table` has scaled to [0, 1].
     n_iter_
         Epochs trained.
     loss_curve_
@@ -159,11 +159,15 @@ class MaxMahalanobisClassifier(ClassifierMixin, BaseEstimator):
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise invalid("y", "labels of at least 2 classes", f"{len(self.classes_)} class")
+        if not isinstance(self.early_stopping, bool | np.bool_):
+            raise invalid("early_stopping", "True or False", self.early_stopping)
         random = check_random_state(self.random_state)
         seed = int(random.randint(2**31 - 1))
         device = device_of(torch.relu, self.device)  # the CPU by default
-        x, target = x.to(device), torch.from_numpy(labels).to(device)
+        bounds = None if self.image_shape_ else _bounds(x)
+        x, target = _rows(x, bounds).to(device), torch.from_numpy(labels).to(device)
         self.model_ = self._network(x, labels, seed)
+        self.model_.bounds, self.model_.classes = bounds, tuple(str(label) for label in self.classes_)
         held_out = None
         if self.early_stopping:
             train, valid = (torch.from_numpy(rows).to(device) for rows in _hold_out(labels, random))
@@ -171,7 +175,8 @@ class MaxMahalanobisClassifier(ClassifierMixin, BaseEstimator):
             x, target = x[train], target[train]
         steps = -(-len(x) // batch_size)  # per epoch
         epochs = max(EPOCHS, -(-STEPS // steps)) if self.max_iter is None else check_count("max_iter", self.max_iter, 1)
-        self._train(x, target, held_out, epochs, steps, seed)
+        with torch.enable_grad():
+            self._train(x, target, held_out, epochs, steps, seed)
 
     def _train(
         self, x: Tensor, y: Tensor, held_out: tuple[Tensor, Tensor] | None, epochs: int, steps: int, seed: int
@@ -219,7 +224,7 @@ class MaxMahalanobisClassifier(ClassifierMixin, BaseEstimator):
     def _network(self, x: Tensor, labels: np.ndarray, seed: int) -> Classifier:
         """The untrained network, with the statistics of x as its scaling."""
         priors, L = self.priors, len(self.classes_)
-        dim = simplex_dim(L) if self.dim is None else self.dim
+        dim = simplex_dim(L) if self.dim is None else check_count("dim", self.dim, 1 if L == 2 else 2)
         if isinstance(priors, str):
             if priors != "empirical":
                 raise invalid("priors", "numbers, 'empirical' or None", priors)
@@ -269,7 +274,7 @@ class MaxMahalanobisClassifier(ClassifierMixin, BaseEstimator):
             wanted = "a table [N, D]" if self.image_shape_ is None else f"images of shape {self.image_shape_}"
             raise invalid("X", f"{wanted}, as in fit", np.shape(X))
         if x is None:
-            x = _tensor(validate_data(self, X, dtype=DTYPES, reset=False))
+            x = _rows(_tensor(validate_data(self, X, dtype=DTYPES, reset=False)), self.model_.bounds)
         return _logits(self.model_, x).cpu()
 
     def decision_function(self, X: Any) -> np.ndarray:
@@ -352,10 +357,25 @@ def _images(X: Any) -> Tensor | None:
         X = np.stack([np.asarray(image) for image in X])
     if len(getattr(X, "shape", ())) not in (3, 4) or not len(X):
         return None
-    low, high = float(X.min()), float(X.max())
-    if str(X.dtype) not in ("uint8", "torch.uint8") and not (low >= 0 and high <= 1):  # NaN, too
-        raise ValueError(f"X must be images of bytes or of floats in [0, 1], got {X.dtype} from {low:g} to {high:g}")
+    low, high, kind = float(X.min()), float(X.max()), str(X.dtype).removeprefix("torch.")
+    if kind != "uint8" and not ("float" in kind and low >= 0 and high <= 1):  # NaN, too
+        raise ValueError(f"X must be images of bytes or of floats in [0, 1], got {kind} from {low:g} to {high:g}")
     return as_images((X, np.zeros(len(X), dtype=np.int64))).pixels().cpu()
+
+
+def _bounds(x: Tensor) -> Tensor:
+    """The smallest and the largest number of each column, [2, D] in float64; a constant column's are 1 apart."""
+    low, high = x.double().aminmax(dim=0)
+    width = high - low
+    if not bool(width.isfinite().all()):
+        column = int(width.isfinite().int().argmin())
+        raise invalid("X", "of columns whose range is a finite number", f"{low[column]:g} to {high[column]:g}")
+    return torch.stack([low, torch.where(width > 0, high, low + low.abs().clamp(min=1))])
+
+
+def _rows(x: Tensor, bounds: Tensor | None) -> Tensor:
+    """Rows with the range `bounds` as [0, 1]; others beyond it, not clipped. Images stay."""
+    return x if bounds is None else ((x.double() - bounds[0]) / (bounds[1] - bounds[0])).to(x.dtype)
 
 
 def _tensor(X: np.ndarray) -> Tensor:
