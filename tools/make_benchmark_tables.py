@@ -26,7 +26,7 @@ METHODS = {  # of benchmarks/long_tailed.py: the method of the record, and the p
 # Of benchmarks/training.py: ours as a row names it, and the loops beside it.
 TRAINED = {
     "ours": "",
-    "ours, from a DataLoader": ", from a DataLoader",
+    "ours, from a DataLoader": ", from a DataLoader of random images, read in batches",
     "ours, 8 networks": ", 8 networks",
     "ours, bfloat16": ", bfloat16",
 }
