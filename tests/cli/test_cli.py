@@ -142,10 +142,9 @@ def test_fine_tuning_goes_by_the_head_of_the_network(tmp_path):
         ("evaluate mnist-sr --attack bim:much", "eps must be float, got 'much'"),
         ("evaluate mnist-sr --attack bim", "attack must be given eps"),
         ("evaluate mnist-sr --attack cw:0.1", "setting of cw must be one of"),
-        (
-            "evaluate mnist-sr --data digits --temperature",
-            "n must be from 1 to 359, as a temperature needs the other images, got None",
-        ),
+        ("evaluate mnist-sr --data digits --temperature", "n must be given with --temperature (such as --n 100: "),
+        ("audit mnist-sr --data digits --priors flat", "priors must be one of uniform, empirical, got 'flat'"),
+        ("export mnist-sr model.pt2 --priors flat", "priors must be one of uniform, empirical, got 'flat'"),
         ("audit nowhere --eps 0.1", "source must be a folder with a network"),
         ("audit mnist-sr --data digits --eps -1", "eps"),
         ("theory --classes 1", "L"),

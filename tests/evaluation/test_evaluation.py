@@ -1,5 +1,6 @@
 """`evaluate`: the table of clean and robust accuracy; a killed evaluation resumes."""
 
+import json
 import multiprocessing
 import os
 import signal
@@ -260,6 +261,55 @@ def test_other_priors_and_a_temperature_from_the_images_left_over(model, digits)
         ValueError, match=r"priors must be None for a network that is not an mmlda.Classifier, got 'uni"
     ):
         mmlda.evaluate(net.forward, test, priors="uniform", show=False)
+
+
+@pytest.fixture(scope="module")
+def unbalanced(model):
+    """A network with priors."""
+    return model.with_priors([0.55, *[0.05] * 9])
+
+
+def test_results_and_table_say_which_priors_and_whether_a_temperature(unbalanced, digits, tmp_path):
+    test = digits[1].subset(slice(60))
+    loader = DataLoader(test, batch_size=30)
+    for priors, other, data, out in (
+        (None, None, test, tmp_path / "own"),
+        ("uniform", None, test, tmp_path / "uniform"),
+        ("empirical", digits[0], test, None),
+        ("uniform", digits[0], loader, None),
+    ):
+        how = {"priors": priors, "temperature": other}
+        found = mmlda.evaluate(unbalanced, data, "fgsm:0.1", out=out, show=False, **how)
+        expected = (priors, other is not None)
+        assert [(r.priors, r.temperature) for r in found.results] == [expected] * 2
+        assert ("class priors" in str(found)) is (priors is not None)
+        assert f"class priors: {priors}, in place of the network's own" in str(found) or priors is None
+        if out is not None:
+            assert [(r.priors, r.temperature) for r in load_all(out)] == [expected] * 2
+
+
+def test_a_folder_of_other_priors_is_refused_by_that_name(model, unbalanced, digits, tmp_path):
+    test = digits[1].subset(slice(60))
+    first = mmlda.evaluate(unbalanced, test, priors="uniform", out=tmp_path, show=False).clean
+    for priors in (None, "empirical"):
+        with pytest.raises(ValueError, match=r"clean' \(other priors\)$"):
+            mmlda.evaluate(unbalanced, test, priors=priors, out=tmp_path, show=False)
+    with pytest.raises(ValueError, match=r"\(other network\)$"):
+        mmlda.evaluate(build(model.config, seed=1).eval(), test, priors="uniform", out=tmp_path, show=False)
+    again = mmlda.evaluate(unbalanced, test, priors="uniform", out=tmp_path, show=False, temperature=digits[0]).clean
+    assert again.value == first.value and again.temperature
+
+
+def test_work_from_before_priors_were_recorded_is_resumed(unbalanced, digits, tmp_path, capsys):
+    test = digits[1].subset(slice(60))
+    mmlda.evaluate(unbalanced, test, priors="uniform", out=tmp_path, show=False)
+    path = tmp_path / "clean" / "work.json"
+    work = json.loads(path.read_text())
+    del work["priors"]
+    path.write_text(json.dumps(work))
+    with warnings.catch_warnings(action="error"):  # about damaged chunks
+        mmlda.evaluate(unbalanced, test, priors="uniform", out=tmp_path)
+    assert "60/60" not in capsys.readouterr().err  # nothing was computed again
 
 
 @pytest.mark.parametrize("head", ["softmax", "mmlda"])

@@ -162,6 +162,52 @@ def test_key_numbers_mix_neither_perturbations_nor_settings(tmp_path):
     assert sum(said(row).count("PGD") for row in rows) == 3
 
 
+@pytest.mark.parametrize(
+    "changed", [{"priors": "uniform"}, {"temperature": True}], ids=lambda fields: next(iter(fields))
+)
+def test_evaluations_with_other_priors_or_a_temperature_are_not_averaged(changed, tmp_path):
+    for folder, count, how in (("own", 70, {}), ("changed", 80, changed)):
+        evaluation("clean", count, 100, **how).save(tmp_path / folder)
+        evaluation("fgsm", count - 50, 100, "FGSM", 0.1, **how).save(tmp_path / folder)
+    page = Tree(report.build(tmp_path, tmp_path / "report.html").read_text(encoding="utf-8"))
+    own, other = "runs/mine", f"runs/mine, {'uniform priors' if 'priors' in changed else 'fitted temperature'}"
+    assert said(page.one("h1")) == "runs/mine on digits"  # one network
+    rows = [
+        [said(c) for c in r["in"] if isinstance(c, dict)] for r in page.all("tr", page.one("table", id="evaluation"))
+    ]
+    assert [(row[1], row[2], row[4][:4]) for row in rows[1:]] == [
+        (own, "clean", "70.0"),
+        (own, "FGSM", "20.0"),
+        (other, "clean", "80.0"),
+        (other, "FGSM", "30.0"),
+    ]
+    tiles = [said(div).replace("\xa0", " ") for div in page.all("div", page.one("dl", class_="tiles"))]
+    assert [tile.partition("%")[0] for tile in tiles] == [
+        f"{own}: clean accuracy 70.0",
+        f"{own}: accuracy under FGSM, ε = 0.1 20.0",
+        f"{other}: clean accuracy 80.0",
+        f"{other}: accuracy under FGSM, ε = 0.1 30.0",
+    ]
+    assert "runs" not in " ".join(tiles).replace("runs/mine", "")
+
+
+def test_scaled_calibration_has_its_own_columns(tmp_path):
+    numbers = {"nll": 1.5, "ece": 0.2, "nll_scaled": 1.25, "ece_scaled": 0.1, "temperature": 2.0}
+    evaluation("clean", 70, 100, numbers=numbers, temperature=True).save(tmp_path)
+    page = Tree(report.build(tmp_path, tmp_path / "report.html").read_text(encoding="utf-8"))
+    head, row = ([said(c) for c in r["in"] if isinstance(c, dict)] for r in page.all("tr", page.one("table")))
+    shown = dict(zip(head, row, strict=True))
+    assert (shown["NLL"], shown["NLL, scaled"], shown["ECE, scaled"]) == ("1.500", "1.250", "0.100")
+
+
+def test_the_key_number_of_a_network_is_on_the_most_images(tmp_path):
+    for folder, count, n in (("try", 7, 10), ("whole", 300, 360)):
+        evaluation("clean", count, n).save(tmp_path / folder)
+    page = Tree(report.build(tmp_path, tmp_path / "report.html").read_text(encoding="utf-8"))
+    (tile,) = (said(div) for div in page.all("div", page.one("dl", class_="tiles")))
+    assert tile.startswith("runs/mine: clean accuracy 83.3%") and tile.endswith("360 images")
+
+
 def test_trained_networks_without_results_are_named(tmp_path):
     for name in ("mine", "other"):
         (tmp_path / name).mkdir()

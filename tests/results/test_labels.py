@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmlda.results import Result, label
+from mmlda.results import Result, label, network_label, plain_head
 
 
 def made(**fields):
@@ -32,8 +32,22 @@ SAT = {"head": "softmax", "recipe": "cifar10-sat", "fine_tuning": "sat", "recipe
         ({**SAT, "fine_tuning": "hat", "kind": "audit", "eps": 0.04}, "SR + HAT (BIM)"),
         ({"kind": "evaluation", "network": "runs/mine", "head": "mmlda"}, "runs/mine"),
         ({"kind": "evaluation", "head": "mmlda"}, "MM-LDA"),
+        ({"kind": "evaluation", "network": "runs/mine", "priors": "uniform"}, "runs/mine, uniform priors"),
+        (
+            {"network": "mine", "priors": "empirical", "temperature": True},
+            "mine, empirical priors, fitted temperature",
+        ),
+        ({"temperature": True}, "fitted temperature"),
         ({}, ""),
     ],
 )
 def test_a_network_is_called_what_its_fields_say(fields, words):
     assert label(made(**fields)) == words
+
+
+def test_exchanged_priors_change_the_label_but_not_the_network():
+    fields = {"head": "mmlda", "recipe": "cifar10-mmlda", "kind": "audit"}
+    own, uniform = made(**fields), made(**fields, priors="uniform")
+    assert (label(own), label(uniform)) == ("MM-LDA", "MM-LDA, uniform priors")
+    assert network_label(own) == network_label(uniform) == "MM-LDA"
+    assert (plain_head(own), plain_head(uniform)) == ("mmlda", "")

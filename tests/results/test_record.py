@@ -40,6 +40,21 @@ def test_a_result_comes_back_as_it_was_with_its_outcomes(tmp_path):
     assert load_all(tmp_path) == [saved]
 
 
+def test_priors_and_temperature_are_read_and_may_be_absent(tmp_path):
+    Result(**FULL, priors="uniform", temperature=True).save(tmp_path)
+    path = tmp_path / "table2-x.json"
+    again = Result.load(path)
+    assert (again.priors, again.temperature) == ("uniform", True)
+    values = json.loads(path.read_text())
+    del values["priors"], values["temperature"]  # as older versions wrote it
+    path.write_text(json.dumps(values))
+    again = Result.load(path)
+    assert (again.priors, again.temperature) == (None, False)
+    path.write_text(json.dumps({**values, "priors": 3}))
+    with pytest.raises(ValueError, match="priors must be"):
+        Result.load(path)
+
+
 def test_a_share_is_made_from_counts_with_its_interval():
     made = Result.counted(30, 40, name="x", kind="table2", what="")
     assert (made.value, made.unit, made.interval, made.n) == (0.75, "share", wilson(30, 40), 40)

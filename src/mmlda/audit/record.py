@@ -23,7 +23,7 @@ from mmlda.results import Result
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ABOUT = ("dataset", "head", "seconds", "network", "network_sha256", "data", "device", "versions", "commit")
+ABOUT = ("dataset", "head", "seconds", "network", "network_sha256", "data", "priors", "device", "versions", "commit")
 FACTS = ("attack", "loss", "surface", "eps", "kind", "steps", "view")  # of an attack
 EXTRAS = ("float64", "features", "straight-through", "averaged", "surrogate")
 

@@ -19,6 +19,7 @@ from mmlda.cli.options import (
     Model,
     N,
     OwnData,
+    Priors,
     Root,
     Weights,
     attack_option,
@@ -55,12 +56,7 @@ def evaluate(
             help="Also scale the logits by a temperature fitted on the other test images.",
         ),
     ] = False,
-    priors: Annotated[
-        str | None,
-        option(
-            "Computation", metavar="NAME", help="Predict with other priors: uniform, or empirical (the test set's)."
-        ),
-    ] = None,
+    priors: Priors = None,
     chunk: Chunk = None,
     device: Device = None,
     out: Annotated[
@@ -78,6 +74,9 @@ def evaluate(
     import mmlda
 
     attacks = [parse_attack(spec) for spec in specs or []]
+    if temperature and n is None:
+        what = "given with --temperature (such as --n 100: the temperature is fitted on the other test images)"
+        raise ValueError(f"n must be {what}, got none")
     place = pick(device)
     subject = prepare(model, function, weights, data, root, place)
     found = mmlda.evaluate(
@@ -181,6 +180,7 @@ def audit(
     data: OwnData = None,
     n: Annotated[int, option("Data", metavar="N", help="Use a stratified sample of N test images.")] = 200,
     root: Root = None,
+    priors: Priors = None,
     device: Device = None,
     out: Annotated[
         Path | None, option("Output", callback=writable, metavar="DIR", help="Save the result and its figure.")
@@ -193,17 +193,22 @@ def audit(
     """
     import mmlda
     from mmlda.evaluation.accuracy import check_fits
+    from mmlda.evaluation.priors import exchange_priors
 
     radius, place = None if eps is None else parse_eps(eps), pick(device)
     net, name, test, _ = subject = prepare(model, function, weights, data, root, place)
     other = None if surrogate is None else mmlda.load(surrogate, device=place)
     if other is not None:
         check_fits(other, test)
+    if priors is not None:
+        net, test = exchange_priors(net, test, priors)
     judged = mmlda.audit(
         net, test, eps=radius, surrogate=other, n=n, thorough=thorough, name=name, seed=seed, device=place
     )
+    judged = dataclasses.replace(judged, about={**judged.about, "priors": priors})
     found = judged.to_result() if out is None else judged.save(out)
-    show(found, f"{subject.heading(n)}\n{judged}", as_json)
+    heading = subject.heading(n) + (f", {priors} priors" if priors else "")
+    show(found, f"{heading}\n{judged}", as_json)
     if out is not None and not as_json:
         print(f"{out / 'audit.json'}, {out / 'audit.png'}")
 

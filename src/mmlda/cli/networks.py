@@ -17,6 +17,7 @@ from mmlda.cli.options import (
     DATASETS,
     Device,
     Json,
+    Priors,
     Root,
     browse,
     command,
@@ -183,6 +184,7 @@ def export(
         data_option(help="Compare on the test images of this dataset or folder (default: of what it was trained on)."),
     ] = None,
     root: Root = None,
+    priors: Priors = None,
     as_json: Json = False,
 ) -> None:
     """Export a network to ONNX or torch.export, and check the file.
@@ -191,8 +193,24 @@ def export(
     """
     from mmlda.integrations.export import export as export_network
 
-    path = export_network(model, out, images=data, root=root)
+    if priors is None:
+        path = export_network(model, out, images=data, root=root)
+    else:
+        network, images = _with_priors(model, priors, data, root)
+        path = export_network(network, out, images=images, root=root)
     show({"path": str(path), "bytes": path.stat().st_size}, str(path), as_json)
+
+
+def _with_priors(model: str, priors: str, data: str | None, root: str | None) -> tuple[Any, Any]:
+    """A network with other priors, and inputs to compare its file on. Only empirical priors need a test set."""
+    from mmlda.evaluation.accuracy import own_test_set
+    from mmlda.evaluation.priors import exchange_priors
+    from mmlda.integrations.export import own_images
+
+    network = zoo.load(model)
+    test = own_test_set(network, data, zoo.trained_on(model), root) if priors == "empirical" else data
+    network, images = exchange_priors(network, test, priors)
+    return network, own_images(model, root) if images is None else images
 
 
 def _network_settings(pairs: list[str]) -> dict[str, Any]:

@@ -114,6 +114,10 @@ N = Annotated[int | None, option("Data", metavar="N", help="Use a stratified sam
 Chunk = Annotated[
     int | None, option("Computation", metavar="N", help="Images per chunk; a resumed run skips finished chunks.")
 ]
+Priors = Annotated[
+    str | None,
+    option("Computation", metavar="NAME", help="Predict with other priors: uniform, or empirical (the test set's)."),
+]
 attack_option = option(
     "Attacks",
     "--attack",

@@ -19,14 +19,15 @@ class Chunks:
 
     Each chunk is a safetensors file in `folder`, with a checksum and its place, or stays in memory if that is None.
     `about` (JSON) identifies the work: a folder with chunks of other work raises a ValueError, and a chunk copied from
-    other work or from another place is computed again.
+    other work or from another place is computed again. "priors" in `about` only words that error, since the hash of the
+    network contains them.
     """
 
     def __init__(self, folder: str | Path | None, n: int, size: int, about: dict[str, Any]) -> None:
         self.n, self.size = n, check_count("chunk", size, 1)
         self.folder = None if folder is None else Path(folder)
         self._memory: dict[int, dict[str, Tensor]] = {}
-        self._work = json_digest({**about, "chunk": self.size})
+        self._work = json_digest({key: value for key, value in about.items() if key != "priors"} | {"chunk": self.size})
         if self.folder is not None:
             _claim(self.folder, {**about, "chunk": self.size})
 
@@ -87,5 +88,7 @@ def _claim(folder: Path, about: dict[str, Any]) -> None:
     except ValueError:
         what = "whole, to use the chunks beside it (or choose another folder)"
         raise damaged(path, what, "a damaged file") from None
-    if changed := sorted(key for key in about if known.get(key) != about[key]):
-        raise ValueError(f"out must be a folder without other work, got {str(folder)!r} (other {', '.join(changed)})")
+    changed = {key for key in about if known.get(key) != about[key]}
+    if changed - {"priors"}:
+        words = ", ".join(sorted(changed - {"network"} if "priors" in changed else changed))
+        raise ValueError(f"out must be a folder without other work, got {str(folder)!r} (other {words})")

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from mmlda import attacks as ours
-from mmlda._utils.checks import check_choice, invalid
+from mmlda._utils.checks import invalid
 from mmlda._utils.device import Model, device_of, on_device
 from mmlda._utils.figures import save_figure
 from mmlda._utils.files import json_digest
@@ -27,12 +27,12 @@ from mmlda._utils.progress import progress
 from mmlda._utils.settings import parse_attack
 from mmlda._utils.tensors import packed
 from mmlda.attacks import Attack, AttackWarning
-from mmlda.attacks.checks import warn_caller
 from mmlda.data import ImageData, holdout, images_for
 from mmlda.data.loaders import sample_for
 from mmlda.evaluation.accuracy import answers, logits, shares
 from mmlda.evaluation.calibration import calibration_error, fit_temperature
 from mmlda.evaluation.chunks import Chunks
+from mmlda.evaluation.priors import exchange_priors
 from mmlda.evaluation.robustness import attack_images, attack_result, describe_attack, identity, small, unreliable
 from mmlda.evaluation.streamed import Streamed, stream
 from mmlda.results import Result, attack_labels, head_of, traced
@@ -87,6 +87,8 @@ class Evaluation:
         scores = "negative log-likelihood {}, calibration error {}"
         balanced = f"balanced accuracy {shown['balanced_accuracy']}"
         text.append(f"{balanced}, {scores.format(shown['nll'], shown['ece'])}")
+        if self.clean.priors is not None:
+            text.append(f"class priors: {self.clean.priors}, in place of the network's own")
         if "temperature" in shown:
             scaled = scores.format(shown["nll_scaled"], shown["ece_scaled"])
             text.append(f"at temperature {shown['temperature']}: {scaled}")
@@ -198,17 +200,18 @@ def evaluate(
     folder = None if out is None else Path(out)
     slugs = [_slug(describe_attack(attack, reproducible=out is not None)) for attack in chosen]
     if priors is not None:
-        model, data = _with_priors(model, data, priors)
+        model, data = exchange_priors(model, data, priors)
     if temperature is True:
         data = images_for(model, data)
         if n is None or not 0 < n < len(data):
             raise invalid("n", f"from 1 to {len(data) - 1}, as a temperature needs the other images", n)
         temperature, data = holdout(data, n)  # the same images as without a temperature
     net = on_device(model, device)
+    how: dict[str, Any] = {"network": name, "priors": priors, "temperature": temperature is not None}
     if isinstance(data, DataLoader) and n is None and folder is None:
-        return _from_loader(model, data, chosen, slugs, temperature, name, place, show)
+        return _from_loader(model, data, chosen, slugs, temperature, how, place, show)
     images, _ = sample_for(model, data, n)
-    clean = _clean(net, images, folder, 500 if chunk is None else chunk, temperature, name, place, show)
+    clean = _clean(net, images, folder, 500 if chunk is None else chunk, temperature, how, place, show)
     found = []
     for slug, attack in zip(slugs, chosen):
         own = None if folder is None else folder / slug
@@ -217,26 +220,9 @@ def evaluate(
                 net, images, attack, out=own, chunk=chunk, name=name, device=place, picture=False, show=show
             )
         outcomes = None if own is None else one.read_outcomes(own)
-        one = dataclasses.replace(one, name=slug)
+        one = dataclasses.replace(one, name=slug, **how)
         found.append(one if folder is None else one.save(folder, outcomes))
     return Evaluation(clean, tuple(found), images.unit)
-
-
-def _with_priors(model: Any, data: Any, priors: str) -> tuple[Model, Any]:
-    """The model with other class priors; the data with it, which is read where its labels are needed."""
-    check_choice("priors", priors, ("uniform", "empirical"))
-    if not hasattr(model, "with_priors"):
-        raise invalid("priors", "None for a network that is not an mmlda.Classifier", priors)
-    if priors == "uniform":
-        before = getattr(getattr(model, "head", None), "log_priors", None)
-        if isinstance(before, Tensor) and bool((before == before[0]).all()):
-            warn_caller(
-                "the network's priors are uniform already, so priors='uniform' changes nothing; if its training set "
-                "was not balanced, evaluate model.with_priors(None, old=<class shares of the training set>)"
-            )
-        return model.with_priors(None), data
-    data = images_for(model, data)
-    return model.with_priors(priors, data.labels.to(device_of(model))), data
 
 
 def _from_loader(
@@ -245,14 +231,14 @@ def _from_loader(
     attacks: list[Attack],
     names: list[str],
     other: Any,
-    name: str,
+    how: dict[str, Any],
     place: torch.device,
     show: bool,
 ) -> Evaluation:
     """Everything in one pass over a loader, with one batch of images in memory at a time."""
     net = on_device(model, place)
     data = stream(model, net, loader, attacks, place, show=show)
-    about = traced(net, data, place, name)
+    about = {**traced(net, data, place), **how}
     clean = _clean_result(net, data, data.logits, data.passes, other, place, {**about, "seconds": data.seconds})
     found = [attack_result(net, data, attack, data.attacks[k], about)[0] for k, attack in enumerate(attacks)]
     results = tuple(dataclasses.replace(one, name=slug) for one, slug in zip(found, names))
@@ -272,13 +258,13 @@ def _clean(
     folder: Path | None,
     chunk: int,
     other: Any,
-    name: str,
+    how: dict[str, Any],
     place: torch.device,
     show: bool,
 ) -> Result:
     """Accuracy and calibration on the clean images, saved in the folder."""
-    about, begin = traced(model, data, place, name), time.perf_counter()
-    own, who = (None, {}) if folder is None else (folder / "clean", identity(about))
+    about, begin = {**traced(model, data, place), **how}, time.perf_counter()
+    own, who = (None, {}) if folder is None else (folder / "clean", identity(about, priors=how["priors"]))
     z, passes = _chunked_logits(model, data, Chunks(own, len(data), chunk, who), place, show)
     about["seconds"] = time.perf_counter() - begin
     result = _clean_result(model, data, z, passes, other, place, about)

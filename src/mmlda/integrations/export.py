@@ -80,10 +80,11 @@ def export(model: Any, path: str | Path, *, images: Any = None, root: str | Path
 
     The input, "images" (or "features" for a table), is float32 with any number of rows; the outputs are "logits" and
     "probabilities". Features are in the units of the table: if the network was trained on a `mmlda.data.table`, the
-    file scales them to [0, 1] by the network's `bounds` and clips them; an estimator's file does not clip. The file is compared with the network, in the network's own
-    dtype, on random and on real inputs in batches of 1, 3 and 17. No file is written if a logit differs by more than
-    1e-4 of the largest one, a probability by more than 1e-3, or a class that is not a tie. The metadata of an ONNX file
-    has the class names, if known, as JSON under "classes"; dates are written as text.
+    file scales them to [0, 1] by the network's `bounds` and clips them; an estimator's file does not clip. The file is
+    compared with the network, in the network's own dtype, on random and on real inputs in batches of 1, 3 and 17. No
+    file is written if a logit differs by more than 1e-4 of the largest one, a probability by more than 1e-3, or a class
+    that is not a tie. The metadata of an ONNX file has the class names, if known, as JSON under "classes"; dates are
+    written as text.
 
     Parameters
     ----------
@@ -131,7 +132,7 @@ def export(model: Any, path: str | Path, *, images: Any = None, root: str | Path
         kinds = "a Classifier, a fitted MaxMahalanobisClassifier (search.best_estimator_, pipeline[-1])"
         raise invalid("model", f"{kinds}, a name or a run's folder", model)
     bounds, classes = _bounds(network), _classes(model, network)
-    real = _own_images(model, root) if images is None else _real(images, root, bounds)
+    real = own_images(model, root) if images is None else _real(images, root, bounds)
     network = copy.deepcopy(network).cpu().eval().to(_dtype(network))
     if bounds is not None:
         network = _InUnits(network, bounds, clip=not hasattr(model, "model_"))  # an estimator does not clip either
@@ -294,7 +295,7 @@ def _pt2(program: torch.export.ExportedProgram) -> tuple[bytes, Runner]:
     return buffer.getvalue(), run
 
 
-def _own_images(model: Any, root: str | Path | None) -> Tensor | None:
+def own_images(model: Any, root: str | Path | None) -> Tensor | None:
     """Images of the size that a network is known to take: those of its dataset, or digits."""
     name, shape = "", getattr(model, "image_shape_", None)
     if isinstance(model, str | Path):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mmlda._utils.text import eps_text
-from mmlda.results import Result, label, plain_head
+from mmlda.results import Result, label, network_label, plain_head
 
 DATA = {"digits": "digits", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 MODELS = ["SR", "SR (Adam)", "SR + SAT", "SR + HAT", "MM-LDA", "MM-LDA (Adam)", "MM-LDA, true priors"]
@@ -40,8 +40,13 @@ class Entry:
 
     @property
     def model(self) -> str:
-        """The network in words; a claim is not about one."""
+        """The network in words, with its priors if they were exchanged; a claim is not about one."""
         return "" if self.result.kind == "claim" else label(self.result)
+
+    @property
+    def network(self) -> str:
+        """The network alone, in words."""
+        return "" if self.result.kind == "claim" else network_label(self.result)
 
     @property
     def plain_head(self) -> str:

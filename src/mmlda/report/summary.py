@@ -146,7 +146,8 @@ def _printed(value: Any, unit: Any) -> float | None:
 
 def title(entries: list[Entry]) -> str:
     """The title of a page without numbers of the paper: which networks were measured on which data."""
-    models, data = (list(dict.fromkeys(w for w in words if w)) for words in zip(*((e.model, e.data) for e in entries)))
+    models = list(dict.fromkeys(e.network for e in entries if e.network))
+    data = list(dict.fromkeys(e.data for e in entries if e.data))
     who = _listed(models) if 0 < len(models) < 3 else f"{len(models)} networks" if models else "Results"
     return f"{who} on {_listed(data)}" if 0 < len(data) < 4 else who
 
@@ -270,7 +271,9 @@ def _evaluated(entries: list[Entry]) -> list[Tile]:
     """For each network that was evaluated: clean accuracy, and at each perturbation the lowest under an attack."""
     made = []
     for group in grouped(of_kind(entries, "evaluation"), lambda e: e.model).values():
-        clean, attacked = [e for e in group if not e.attack], [e for e in group if e.attack and e.value is not None]
+        unattacked = evaluated([e for e in group if not e.attack])
+        clean = max(unattacked, key=lambda runs: number(runs[0].result.n) or 0.0, default=[])
+        attacked = [e for e in group if e.attack and e.value is not None]
         before = ours(clean) if clean else mean_number(group, "clean_accuracy", 1, 100.0)
         images = _images(clean or group)
         if before.sort is not None:

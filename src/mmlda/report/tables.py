@@ -342,6 +342,7 @@ def evaluations(entries: list[Entry]) -> list[Table]:
     """What `mmlda evaluate` and `mmlda attack` measured."""
     found = of_kind(entries, "evaluation")
     extra = [("balanced_accuracy", "balanced, %", 1, 100.0), ("nll", "NLL", 3, 1.0), ("ece", "ECE", 3, 1.0)]
+    extra += [("nll_scaled", "NLL, scaled", 3, 1.0), ("ece_scaled", "ECE, scaled", 3, 1.0)]
     extra += [("mean_distortion", "distortion", 2, 1.0)]
     extra = [item for item in extra if any(number(e.result.numbers.get(item[0])) is not None for e in found)]
     columns = [*WHO, Column("attack", words=True), Column("ε"), Column("accuracy, %"), Column("images", muted=True)]

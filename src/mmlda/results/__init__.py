@@ -1,7 +1,7 @@
 """Results: one record per number, its files, and its provenance."""
 
 from mmlda.results.intervals import difference_interval, wilson
-from mmlda.results.labels import HEADS, attack_labels, differing, label, plain_head
+from mmlda.results.labels import HEADS, attack_labels, differing, label, network_label, plain_head
 from mmlda.results.packing import pack
 from mmlda.results.provenance import code_version, device_name, head_of, measured_on, traced, versions, weights_digest
 from mmlda.results.record import Result
@@ -23,6 +23,7 @@ __all__ = [
     "label",
     "load_all",
     "measured_on",
+    "network_label",
     "pack",
     "plain_head",
     "traced",

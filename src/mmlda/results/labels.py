@@ -13,7 +13,30 @@ SHORT = {"softmax": "sr", "mmlda": "mmlda"}  # the head as recipes name it
 
 
 def label(result: Result) -> str:
-    """The network of a result, as tables and figures name it.
+    """The network of a result, as tables and figures name it, and what was changed to predict.
+
+    Parameters
+    ----------
+    result
+        Any result.
+
+    Returns
+    -------
+    str
+        `network_label`, then exchanged priors and a fitted temperature.
+
+    Examples
+    --------
+    >>> about = dict(name="x", kind="table1", what="", value=None, dataset="mnist", head="softmax", recipe="mnist-sr")
+    >>> label(Result(**about)), label(Result(**about, priors="uniform"))
+    ('SR', 'SR, uniform priors')
+    """
+    changed = [f"{result.priors} priors" if result.priors else "", "fitted temperature" if result.temperature else ""]
+    return ", ".join(word for word in (network_label(result), *changed) if word)
+
+
+def network_label(result: Result) -> str:
+    """The network of a result: `label` without the changes.
 
     Parameters
     ----------
@@ -24,11 +47,6 @@ def label(result: Result) -> str:
     -------
     str
         The paper's term, such as "SR" or "MM-LDA"; the network's own name if no recipe is known.
-
-    Examples
-    --------
-    >>> label(Result(name="x", kind="table1", what="", value=None, dataset="mnist", head="softmax", recipe="mnist-sr"))
-    'SR'
     """
     head = HEADS.get(result.head, result.network)
     if not result.recipe:
@@ -57,6 +75,8 @@ def plain_head(result: Result) -> str:
     >>> plain_head(Result(**about, recipe="mnist-sr")), plain_head(Result(**about, recipe="mnist-sr-adam"))
     ('softmax', '')
     """
+    if result.priors:
+        return ""
     if not result.recipe:
         plain = result.network in ("", HEADS.get(result.head))  # the name an audit gives to a network without one
     elif "variant" in result.cell:

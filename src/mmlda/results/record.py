@@ -90,6 +90,10 @@ class Result:
         Name of the network and SHA-256 of its weights.
     compiled
         Whether the network was compiled for the attack.
+    priors
+        Class priors that replaced the network's own, such as "uniform"; None if it kept them.
+    temperature
+        Whether a temperature was fitted to the logits.
     data
         Name, number and SHA-256 of the images.
     device, versions, commit
@@ -139,6 +143,8 @@ class Result:
     recipe_settings: dict[str, Any] | None = None
     attack_settings: dict[str, Any] | None = None
     compiled: bool = False
+    priors: str | None = None
+    temperature: bool = False
     data: dict[str, Any] | None = None
     device: str = ""
     versions: dict[str, str] = field(default_factory=dict)
