@@ -1,0 +1,103 @@
+"""Attacks in bfloat16 on the CPU: exact decisions, rounded gradients."""
+
+import pytest
+import torch
+from torch import nn
+
+import mmlda
+from mmlda.attacks import PGD, WorstCase, compiled, replay
+from mmlda.attacks.bfloat16 import Bfloat16
+
+
+@pytest.fixture(autouse=True)
+def a_processor_that_has_it(monkeypatch):
+    monkeypatch.setattr(replay, "fast_bfloat16", lambda: True)
+
+
+def network(scale=1.0, shift=0.0):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 64), nn.ReLU(), nn.Linear(64, 10))
+    with torch.no_grad():
+        model[3].weight *= scale
+        model[3].bias += shift
+    return model.eval()
+
+
+def images(n):
+    return torch.rand(n, 3, 4, 4, generator=torch.Generator().manual_seed(1))
+
+
+def test_labels_are_those_of_float32_where_rounding_would_change_them():
+    model, x = network(), images(20_000)
+    with torch.no_grad():
+        want, fast = model(x), compiled(model)(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            rounded = model(x).float()
+    assert (rounded.argmax(1) != want.argmax(1)).sum() > 10
+    assert torch.equal(fast.argmax(1), want.argmax(1))
+    assert not torch.allclose(fast, want, atol=1e-5) and torch.allclose(fast, want, atol=0.02)
+
+
+def test_the_gradient_is_that_of_bfloat16_and_close_to_the_exact_one():
+    model, x = network(), images(200)
+    exact, rounded = (
+        torch.autograd.grad(net(v).logsumexp(1).sum(), v)[0]
+        for net, v in ((net, x.clone().requires_grad_()) for net in (model, compiled(model)))
+    )
+    assert not torch.allclose(exact, rounded, rtol=1e-4, atol=0)
+    assert nn.functional.cosine_similarity(exact.flatten(), rounded.flatten(), dim=0) > 0.999
+
+
+def test_a_network_that_rounding_would_change_stays_in_float32():
+    model, x = network(shift=100.0), images(20)  # differences of 0.1 vanish beside 100
+    assert torch.equal(compiled(model)(x), model(x))
+
+
+def test_a_network_whose_rounding_shows_later_changes_to_float32():
+    fast, x, far = Bfloat16(nn.Sequential(network(), Remote())), images(64), 1000 * images(200)
+    assert not torch.equal(fast(x), fast.model(x))
+    fast(far)  # where rounding counts
+    assert torch.equal(fast(far), fast.model(far)) and torch.equal(fast(x), fast.model(x))
+
+
+class Remote(nn.Module):
+    """Large equal shifts of the logits for large inputs, in bfloat16 under autocast."""
+
+    def forward(self, z):
+        shift = 1e4 * (z.abs().amax(1, keepdim=True) > 20)
+        return z + shift.to(z.dtype)
+
+
+@pytest.mark.parametrize("attack", [PGD(eps=0.05, steps=5), WorstCase(eps=0.05)])
+def test_an_attack_reports_what_the_network_itself_predicts(attack):
+    model, x = network(scale=4.0), images(64)
+    y = model(x).argmax(1)
+    result = attack(compiled(model), x, y)
+    assert torch.equal(model(result.x_adv).argmax(1), result.prediction)
+    assert 0 < result.success.sum()
+    reference = attack(model, x, y)
+    assert abs(int(result.success.sum()) - int(reference.success.sum())) <= 5
+
+
+def test_only_a_processor_with_bfloat16_uses_it(monkeypatch):
+    model = network()
+    assert isinstance(compiled(model), Bfloat16)
+    assert isinstance(compiled(compiled(model)).model, nn.Sequential)  # not twice
+    monkeypatch.setattr(replay, "fast_bfloat16", lambda: False)
+    assert not isinstance(compiled(model), Bfloat16)
+    torch.testing.assert_close(compiled(model)(images(4)), model(images(4)))
+
+
+def test_networks_in_double_precision_and_of_one_logit_are_computed_as_they_are():
+    model, x = network().double(), images(4).double()
+    assert torch.equal(compiled(model)(x), model(x))
+    one = nn.Sequential(nn.Flatten(), nn.Linear(48, 1))
+    assert torch.equal(compiled(one)(images(4)), one(images(4)))
+
+
+def test_a_shipped_network_loses_the_same_images():
+    model = mmlda.load("mnist-mmlda")
+    x = torch.rand(8, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    y = model.eval()(x).argmax(1)
+    result = PGD(eps=0.3, steps=5)(compiled(model), x, y)
+    assert torch.equal(model(result.x_adv).argmax(1), result.prediction)
