@@ -60,6 +60,21 @@ def test_a_network_whose_rounding_shows_later_changes_to_float32():
     assert torch.equal(fast(far), fast.model(far)) and torch.equal(fast(x), fast.model(x))
 
 
+def test_a_network_that_cannot_be_rounded_stays_in_float32():
+    class Assigns(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = network()
+
+        def forward(self, x):
+            z = torch.zeros(len(x), 10)
+            z[torch.arange(len(x))] = self.inner(x)
+            return z
+
+    fast, x = compiled(Assigns()), images(4)
+    assert torch.equal(fast(x), network()(x))
+
+
 class Remote(nn.Module):
     """Large equal shifts of the logits for large inputs, in bfloat16 under autocast."""
 

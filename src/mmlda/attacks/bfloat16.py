@@ -20,7 +20,8 @@ class Bfloat16(nn.Module):
 
     Gradients are those of bfloat16. The logits of images whose two largest are close are computed again in float32, so
     that rounding decides neither the label nor whether an attack has won. A network that is seen to lose more by
-    rounding than that allows, on its first images or on those computed twice, is in float32 from then on.
+    rounding than that allows, on its first images or on those computed twice, is in float32 from then on; one that
+    cannot run under autocast always is.
 
     Parameters
     ----------
@@ -56,7 +57,11 @@ class Bfloat16(nn.Module):
 
     @torch.no_grad()
     def _compare(self, x: Tensor) -> bool:
-        exact, z = self.model(x), self._rounded(x)
+        exact = self.model(x)
+        try:
+            z = self._rounded(x)
+        except RuntimeError:  # such as an assignment of bfloat16 numbers to part of a float32 tensor
+            return False
         return z.dtype == torch.float32 and z.dim() == 2 and z.shape[1] > 1 and _agree(exact, z)
 
 
