@@ -78,7 +78,7 @@ def attack_images(
     device : torch.device or str, optional
         Where to compute; the model's own device by default.
     compile : bool
-        Attack the network as `mmlda.attacks.compiled` makes it: worthwhile on CUDA, for thousands of steps.
+        Attack the copy that `mmlda.attacks.compiled` makes: worthwhile for long attacks.
     picture : bool
         Whether to write `examples.png`.
     show : bool
