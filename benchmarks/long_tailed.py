@@ -70,11 +70,15 @@ METHODS = {
 BALANCED = ("softmax", "mmlda-64", "mmlda-64-matched", "mmlda-128")
 LONG_TAILED = ("softmax", "softmax-priors", "mmlda", "mmlda-priors")
 ADAMW = {"optimizer": "adam", "lr": 1e-3, "decoupled": True, "weight_decay": 0.5}
-VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {  # as many for each head
     "softmax": {
         "sgd-2e-4": {"weight_decay": 2e-4},
         "sgd-5e-4": {"weight_decay": 5e-4},
         "sgd-1e-3": {"weight_decay": 1e-3},
+        "sgd-2e-3": {"weight_decay": 2e-3},
+        "sgd-1e-3-slow": {"weight_decay": 1e-3, "lr": 0.05},
+        "sgd-1e-3-fast": {"weight_decay": 1e-3, "lr": 0.2},
+        "sgd-2e-3-slow": {"weight_decay": 2e-3, "lr": 0.05},
         "adamw": ADAMW,
     },
     "mmlda": {
@@ -82,9 +86,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "adamw-0.2": {**ADAMW, "weight_decay": 0.2},
         "adamw-C30": {**ADAMW, "C": 30.0},
         "adamw-128": {**ADAMW, "dim": 128},
-        "sgd-1e-3-C1": {"weight_decay": 1e-3, "C": 1.0},
         "sgd-1e-3-C4": {"weight_decay": 1e-3, "C": 4.0},
-        "sgd-1e-3-C1-128": {"weight_decay": 1e-3, "C": 1.0, "dim": 128},
+        "sgd-1e-3-C10": {"weight_decay": 1e-3, "C": 10.0},
+        "sgd-1e-3-C4-128": {"weight_decay": 1e-3, "C": 4.0, "dim": 128},
+        "sgd-1e-3-C10-128": {"weight_decay": 1e-3, "C": 10.0, "dim": 128},
     },
 }
 HELD = 5000

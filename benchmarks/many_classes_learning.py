@@ -53,10 +53,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {  # as many for each head
         "adam-C100": ADAM | {"C": 100.0},
     },
     "mmlda-matched": {  # means in an order that suits the classes' mean images
-        "sgd-C3": SGD | {"C": 3.0},
         "sgd-C10": SGD | {"C": 10.0},
         "sgd-C30": SGD | {"C": 30.0},
-        "adam-C10": ADAM | {"C": 10.0},
+        "sgd-fast-C10": SGD | {"lr": 0.3, "C": 10.0},
+        "sgd-fast-C30": SGD | {"lr": 0.3, "C": 30.0},
     },
 }
 DIM = 64

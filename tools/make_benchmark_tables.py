@@ -184,8 +184,13 @@ def commits_of(records: list[dict[str, Any]]) -> str:
 
 
 def tested(name: str) -> list[dict[str, Any]]:
-    """The records of a file that were measured on test images; none without the file."""
-    return [record for record in read(name) if record["measured_on"] == "test images"]
+    """The records of a file that were measured on test images, with the settings that were chosen last for each method;
+    none without the file."""
+    records = [record for record in read(name) if record["measured_on"] == "test images"]
+    method = [(record["task"], record.get("method") or record["head"]) for record in records]
+    settings = [(record["variant"], record["train_steps"]) for record in records]
+    last = dict(zip(method, settings))
+    return [record for record, key, own in zip(records, method, settings) if last[key] == own]
 
 
 def long_tailed() -> str:
@@ -213,7 +218,7 @@ def long_tailed() -> str:
     lengths = {balanced: r["train_steps"] for r in records for balanced in [r["task"] == "cifar100"]}
     about.append("; ".join(f"{steps:,} steps{', balanced' * balanced}" for balanced, steps in sorted(lengths.items())))
     about += [f"torch {first['versions']['torch']}", commits_of(records)]
-    trials = max(record["train_steps"] for record in read("long-tailed-h200") if record not in records)
+    trials = max(r["train_steps"] for r in read("long-tailed-h200") if r["measured_on"] != "test images")
     about.append(f"settings chosen in trials of {trials:,} steps on held-out training images, imbalance 100 or 1")
     text = table(" | ".join(["balanced test accuracy (%)", *tasks.values()]), rows)
     return f"{text}{words}\n*{'; '.join(about)}; `benchmarks/long_tailed.py`.*\n"

@@ -35,14 +35,14 @@ def run(bench, out, *words):
 
 
 def test_methods_are_measured_once_and_kept(bench, tmp_path, capsys):
-    out, words = tmp_path / "all.json", ("--only", "cifar10-lt-100", "--seeds", "0", "--together", "22")
+    out, words = tmp_path / "all.json", ("--only", "cifar10-lt-100", "--seeds", "0", "--together", "32")
     with pytest.raises(SystemExit, match="results of --holdout for cifar10-lt-100 and softmax"):
         run(bench, out, *words)
     held = run(bench, out, "--holdout", *words)
     records = run(bench, out, *words)
-    assert records[:22] == held and {record["measured_on"] for record in held} == {"held-out training images"}
-    assert sorted(record["method"] for record in records[22:]) == sorted(bench.LONG_TAILED)
-    for record in records[22:]:
+    assert records[:32] == held and {record["measured_on"] for record in held} == {"held-out training images"}
+    assert sorted(record["method"] for record in records[32:]) == sorted(bench.LONG_TAILED)
+    for record in records[32:]:
         assert record["n"] == 60 and record["measured_on"] == "test images" and record["train_steps"] == 2
         assert record["train_images"] == 180 + 18 + 1 and record["few"] is not None
         assert ("adjusted" in record) == (record["method"] == "softmax") and record["commit"] and record["device"]
@@ -58,7 +58,7 @@ def test_methods_are_measured_once_and_kept(bench, tmp_path, capsys):
 def test_held_out_images_choose_the_variant(bench, tmp_path):
     out, words = tmp_path / "all.json", ("--only", "cifar100", "--methods", "mmlda-64", "--seeds", "0")
     held = run(bench, out, "--holdout", *words)
-    assert {record["variant"] for record in held} == set(bench.VARIANTS["mmlda"]) - {"adamw-128", "sgd-1e-3-C1-128"}
+    assert {record["variant"] for record in held} == {name for name in bench.VARIANTS["mmlda"] if "128" not in name}
     assert {record["n"] for record in held} == {108}
     assert {record["train_images"] for record in held} == {432}
     for record in held:  # the best is the one that says so

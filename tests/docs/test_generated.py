@@ -166,8 +166,9 @@ def test_long_tailed_results_are_averaged_over_seeds(monkeypatch):
     monkeypatch.setattr(make_benchmark_tables, "read", lambda name: {})
     assert make_benchmark_tables.long_tailed() == ""
     about = {"device": "GPU", "versions": {"torch": "2"}, "commit": "1", "task": "cifar10-lt-100"}
-    about |= {"measured_on": "test images", "train_steps": 9}
+    about |= {"measured_on": "test images", "train_steps": 9, "variant": "sgd"}
     records = [about | {"method": "softmax", "measured_on": "held-out training images", "train_steps": 3}]
+    records.append(about | {"method": "softmax", "variant": "adam", "seed": 0, "balanced": 0.1, "adjusted": {}})  # before
     for seed, balanced in enumerate((0.7, 0.72, 0.71)):
         adjusted = {"adjusted": {"balanced": balanced + 0.05}}
         records.append({**about, "method": "softmax", "seed": seed, "balanced": balanced, **adjusted})
@@ -181,7 +182,7 @@ def test_long_tailed_results_are_averaged_over_seeds(monkeypatch):
 
 def test_cifar_100_is_a_row_of_many_classes(monkeypatch):
     about = {"device": "GPU", "versions": {"torch": "2"}, "commit": "1", "measured_on": "test images"}
-    about |= {"train_steps": 9, "head_parameters": 0, "head_bytes": 1000, "seconds_per_step": 0.002}
+    about |= {"train_steps": 9, "head_parameters": 0, "head_bytes": 1000, "seconds_per_step": 0.002, "variant": "sgd"}
     strings = [about | {"task": "strings-3", "head": "mmlda", "seed": n, "error": 0.02, "at_once": 3} for n in (0, 1)]
     cifar = [
         about | {"task": "cifar100", "method": method, "seed": n, "accuracy": accuracy, "trained_together": 8}
