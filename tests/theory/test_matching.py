@@ -27,6 +27,16 @@ def test_similar_classes_get_similar_means():
     assert isinstance(again, np.ndarray) and np.array_equal(again, matched.numpy())  # scale and shift do not matter
 
 
+def test_more_means_than_classes_match_better():
+    means, vectors = separated_means(288, 16), torch.randn(60, 20, generator=torch.Generator().manual_seed(0))
+    some, chosen = match_means(means[:60], vectors), match_means(means, vectors)
+    rows = {tuple(row) for row in means.tolist()}
+    assert chosen.shape == (60, 16) and len({tuple(row) for row in chosen.tolist()} & rows) == 60
+    centred = vectors - vectors.mean(0)
+    alike = [np.corrcoef(cosines(centred), cosines(one))[0, 1] for one in (some, chosen)]
+    assert alike[1] > alike[0] + 0.05
+
+
 def pairs_of_digits():
     """Two digits side by side: 100 classes, which share digits; training and test."""
     return [mmlda.data.digit_strings(data, 2, n) for data, n in zip(mmlda.data.load("digits"), (20_000, 2_000))]
@@ -52,10 +62,10 @@ def test_a_network_learns_faster_with_matched_means():
 @pytest.mark.parametrize(
     "change, words",
     [
-        ({"vectors": torch.randn(9, 3)}, r"vectors must be \[10, ...\], one row per class, got \[9, 3\]"),
-        ({"vectors": torch.randn(10, 0)}, r"vectors must be \[10, ...\], one row per class, got \[10, 0\]"),
+        ({"vectors": torch.randn(11, 3)}, r"vectors must be \[L, ...\], one row per class, for at most 10 means, got"),
+        ({"vectors": torch.randn(10, 0)}, r"vectors must be \[L, ...\], one row per class, for .*, got \[10, 0\]"),
         ({"vectors": torch.full((10, 2), torch.nan)}, "vectors must be finite, got "),
-        ({"means": torch.eye(10_001, 2)}, "means must be at most 10,000, got 10,001"),
+        ({"means": torch.eye(10_001, 2)}, "means must be at most 9,999 for 10,001 classes, got 10,001"),
         ({"rounds": 0}, "rounds must be an integer >= 1, got 0"),
     ],
 )
