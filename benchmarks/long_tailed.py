@@ -6,7 +6,7 @@
 Networks are Resnet-32, `--together` of them trained at the same time on one GPU. FILE is JSON with a record per
 network; what it has is not trained again, and nothing is started after `--minutes`. "priors" means trained with the
 shares of the training set and measured with uniform priors. "adjusted" is the softmax network measured so without
-having been trained so. "matched" means in an order that suits the mean image of each class. The long-tailed set is
+having been trained so. "matched" means suit the mean image of each class. The long-tailed set is
 drawn with the seed of the network; the test set is balanced.
 
 `--holdout` holds 5,000 training images out, balanced, before the profile is applied to the others, so the training
@@ -55,7 +55,7 @@ class Method:
     head: str
     priors: bool = False
     dim: int | None = None  # else a setting to choose
-    matched: bool = False  # means in an order that suits the classes' mean images
+    matched: bool = False  # whether the means suit the classes' mean images
 
 
 METHODS = {
@@ -168,7 +168,8 @@ def prepare(unit: Unit, train: ImageData) -> Run:
         config |= {"C": settings.pop("C", 100.0), "dim": method.dim or settings.pop("dim", 64)}
     model = mmlda.models.build(config, seed=unit.seed)
     if method.matched:
-        means = mmlda.theory.match_means(mmlda.separated_means(train.num_classes, config["dim"]), train.class_means())
+        most = max(train.num_classes, 2 * config["dim"])  # means, with the same largest cosine
+        means = mmlda.theory.match_means(mmlda.separated_means(most, config["dim"]), train.class_means())
         model.head = mmlda.MaxMahalanobisHead(train.num_classes, config["dim"], C=config["C"], means=means)
     if method.priors:
         model = model.with_priors(train.priors)
