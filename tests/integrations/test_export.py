@@ -94,6 +94,16 @@ def test_a_column_that_float32_cannot_hold_is_refused(suffix, tmp_path):
     assert export(MaxMahalanobisClassifier(random_state=0, max_iter=9).fit(X, y), path, images=X).is_file()
 
 
+def test_an_estimator_of_a_float32_table_with_an_offset(tmp_path):
+    from mmlda.integrations.sklearn import MaxMahalanobisClassifier
+
+    X, y = load_wine(return_X_y=True)
+    X = (X + 1e4).astype(np.float32)
+    estimator = MaxMahalanobisClassifier(random_state=0, max_iter=9).fit(X, y)
+    _, (_, probabilities) = run_onnx(export(estimator, tmp_path / "m.onnx"), torch.from_numpy(X))
+    np.testing.assert_allclose(probabilities, estimator.predict_proba(X), atol=1e-5)
+
+
 @pytest.fixture(scope="module")
 def wine():
     """A network on a table, and rows to test it on, in the table's own units; column 2 is constant."""

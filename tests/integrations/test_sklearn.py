@@ -88,6 +88,19 @@ def test_what_cannot_work_is_one_clear_error(settings, X, message):
         quick(**settings).fit(X, IRIS[1])
 
 
+@pytest.mark.parametrize("labels", [[1, 2, 3], [3, 7, 12]])
+def test_numbers_that_are_names_are_matched_by_name(labels):
+    X, y = IRIS
+    y = np.array(labels)[y]
+    fitted = quick(max_iter=60).fit(X, y)
+    for rows in (y < labels[2], y > labels[0]):  # without a class
+        test = mmlda.data.table(X[rows], y[rows].astype(str), bounds=fitted.model_.bounds)
+        assert mmlda.accuracy(fitted.model_, test).accuracy == fitted.score(X[rows], y[rows]) > 0.8
+    if labels == [1, 2, 3]:
+        test = mmlda.data.table(X[y < 3], y[y < 3], bounds=fitted.model_.bounds)
+        assert mmlda.accuracy(fitted.model_, test).accuracy == fitted.score(X[y < 3], y[y < 3])
+
+
 def test_it_trains_where_gradients_are_off():
     with torch.no_grad():
         assert quick(max_iter=20).fit(*IRIS).score(*IRIS) > 0.8

@@ -115,13 +115,14 @@ def scaled(values: np.ndarray, bounds: Tensor) -> tuple[Tensor, str]:
 
 
 def relabelled(names: tuple[str, ...] | None, data: ImageData, whose: str = "the network") -> ImageData:
-    """The data with the classes `names`: matched by name, or by number where one side has only numbers."""
+    """The data with the classes `names`: matched by name, or by position where one side has only numbers from 0."""
     if names is None or names == data.classes:
         return data
-    if numbered(data.classes):
-        return replace(data, classes=names) if len(names) >= data.num_classes else data
     present = [data.classes[k] for k in data.labels.unique().tolist()]
     unknown = [name for name in present if name not in names]
+    named = all(name.isdecimal() for name in names) and not numbered(names) and not unknown  # such as 1, 2 and 3
+    if numbered(data.classes) and not named:
+        return replace(data, classes=names) if len(names) >= data.num_classes else data
     if not unknown:
         number = {name: k for k, name in enumerate(names)}
         order = torch.tensor([number.get(name, 0) for name in data.classes], device=data.device)

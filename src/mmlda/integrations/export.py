@@ -137,6 +137,8 @@ def export(model: Any, path: str | Path, *, images: Any = None, root: str | Path
     if bounds is not None:
         network = _InUnits(network, bounds, clip=not hasattr(model, "model_"))  # an estimator does not clip either
     inputs = _inputs(network, real)
+    if isinstance(network, _InUnits) and not network.clip and _dtype(network.model) == torch.float32:
+        inputs = {kind: x.float().double() for kind, x in inputs.items()}  # an estimator fitted to a float32 table
     example = inputs["random"][:2].float()
     program = _program(copy.deepcopy(network).float(), example)
     content, run = _onnx(program, example, classes) if path.suffix == ".onnx" else _pt2(program)
