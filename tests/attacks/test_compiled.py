@@ -168,23 +168,19 @@ def test_a_function_has_no_copy():
         compiled(lambda x: x)
 
 
-@pytest.mark.long
 def test_compiled_for_any_number_of_images():
-    """The real compiler on a small network: one program with gradients serves every batch."""
+    """One program with gradients serves every batch."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)).eval()
-    try:
-        fast = compiled(model)
-        fast(torch.rand(2, 1, 8, 8))
-    except Exception as error:  # no compiler on this machine
-        pytest.skip(f"torch.compile does not work here: {error}"[:200])
+    fast = compiled(model, backend="aot_eager")
+    fast(torch.rand(2, 1, 8, 8))
     torch._dynamo.utils.counters.clear()
     for n in (20, 17, 33):
         x = torch.rand(n, 1, 8, 8)
         y = model(x).argmax(1)
         ours, theirs = BIM(eps=0.05)(fast, x, y), BIM(eps=0.05)(model, x, y)
         assert torch.allclose(ours.x_adv, theirs.x_adv, atol=1e-5)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2  # with and without gradients
+    assert 1 <= torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2  # with and without gradients
 
 
 @cuda
