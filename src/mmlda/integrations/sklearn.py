@@ -364,7 +364,7 @@ def _images(X: Any) -> Tensor | None:
 
 
 def _bounds(x: Tensor) -> Tensor:
-    """The smallest and the largest number of each column, [2, D] in float64; a constant column's are 1 apart."""
+    """The smallest and the largest number of each column, [2, D] in float64; those of a constant column differ, too."""
     low, high = x.double().aminmax(dim=0)
     width = high - low
     if not bool(width.isfinite().all()):
