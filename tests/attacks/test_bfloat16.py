@@ -1,4 +1,4 @@
-"""Attacks in bfloat16 on the CPU: exact decisions, rounded gradients."""
+"""Attacks in bfloat16 on the CPU: the labels of float32, rounded gradients."""
 
 import copy
 import warnings
@@ -194,7 +194,7 @@ def test_networks_in_double_precision_and_of_one_logit_are_computed_as_they_are(
     assert torch.equal(compiled(one)(images(4)), one(images(4)))
 
 
-def test_a_shipped_network_loses_the_same_images():
+def test_an_attack_on_a_shipped_network_reports_what_it_predicts():
     model = mmlda.load("mnist-mmlda")
     x = torch.rand(8, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     y = model.eval()(x).argmax(1)

@@ -1,4 +1,4 @@
-"""A network in bfloat16 on processors that compute with it, with decisions in float32."""
+"""A network in bfloat16 on processors that compute with it, with close decisions in float32."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Bfloat16(nn.Module):
     """A network under autocast to bfloat16, for attacks.
 
     Gradients are those of bfloat16. The logits of images whose two largest are close, by the errors seen so far, are
-    computed again in float32, so that rounding does not decide the label or whether an attack has won. A network is in
-    float32 if that would be most of its first images, or if it cannot run under autocast.
+    computed again in float32, so that rounding hardly ever decides the label or whether an attack has won. A network is
+    in float32 if that would be most of its first images, or if it cannot run under autocast.
 
     Parameters
     ----------

@@ -21,7 +21,8 @@ def images_for(model: Any, source: Any, *, split: Literal["train", "test"] = "te
 
     A dataset numbers its own classes, so one that lacks a class numbers the others differently. `mmlda.fit` keeps the
     class names with the network (`model.classes`) and the bounds of a table (`model.bounds`); here labels follow those
-    names. Integer labels without names, and data for a model without names, keep their numbers.
+    names. Integer labels without names, and data for a model without names, keep their numbers; for a model whose names
+    are other numbers, such as 1, 2 and 3, integer labels among them are names, too.
 
     Parameters
     ----------
