@@ -90,10 +90,10 @@ def first_adversarial(options: argparse.Namespace) -> list[dict]:
 def adversarial(options: argparse.Namespace) -> list[dict]:
     found: dict[int, dict[str, float]] = {1: {}, 4: {}}
     for count in found:
-        found[count]["ours"] = together(pgd10(), count, 200)[1]
+        found[count]["ours"] = together(pgd10(), count, 100)[1]
     step.foldable = lambda *given: False  # type: ignore[assignment]
     for count in found:
-        found[count]["crafting on the network as it is"] = together(pgd10(), count, 200)[1]
+        found[count]["crafting on the network as it is"] = together(pgd10(), count, 100)[1]
     what = "adversarial training step, PGD-10, Resnet-32, batch 128"
     return [{"what": what + (", 4 networks" if n == 4 else ""), "seconds": seconds} for n, seconds in found.items()]
 

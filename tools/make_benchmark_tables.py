@@ -121,9 +121,6 @@ def ratios() -> Iterator[list[str]]:
         yield [what, "CPU", "–", f"`nn.Linear` ({1 / r['ratio_to_linear']:.2f} x)"]
     ratio = read("means")["result"]["ratio"]
     yield ["Algorithm 1, L = 1,000, p = 2,048", "CPU", "–", f"the pseudo-code ({ratio:,.0f} x)"]
-    totals = read("convolutions-h200-sweep")["totals"]
-    ratio = totals["cudnn_us"] / totals["best_us"]
-    yield ["3x3 convolutions of a training step", "NVIDIA H200", "–", f"cuDNN ({ratio:.2g} x)"]
     yield ["`import mmlda`", "CPU", "–", f"`import torch` ({1 / read('imports')['ratio']:.2f} x)"]
 
 

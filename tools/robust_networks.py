@@ -117,7 +117,7 @@ def attack(options: argparse.Namespace) -> None:
             if path.exists() or time.perf_counter() - begin > 60 * options.minutes:
                 continue
             start = time.perf_counter()
-            twin = mmlda.attacks.compiled(model, captured=kind == "worst")
+            twin = mmlda.attacks.compiled(model)
             if kind == "autoattack":
                 x_adv = autoattack(twin, x, y, eps, batch)
             else:

@@ -79,17 +79,6 @@ def test_other_networks_are_not_folded():
     assert not foldable(torch.nn.Linear(4, 2), (4,))
 
 
-def test_it_is_compared_with_the_network_on_other_kernels(monkeypatch):
-    """Those of `mmlda.attacks.compiled` would have to be compiled, for this alone."""
-    model, seen = network(8, 1), []
-    convs = [module for module in model.modules() if hasattr(module, "for_attack_graph")]
-    for conv in convs:
-        conv.for_attack_graph(True)
-    monkeypatch.setattr(module, "_slopes", lambda function, x: seen.append([conv.attacked for conv in convs]) or 1 / 0)
-    assert not agrees(model, images(2, (1, 8, 8)))
-    assert seen == [[False] * 7] and all(conv.attacked for conv in convs)
-
-
 @pytest.mark.skipif(not TRITON, reason="triton is not installed")
 def test_a_rehearsal_launches_what_attacks_do(monkeypatch):
     """The kernels that are compiled ahead are those of batches of any size."""

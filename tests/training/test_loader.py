@@ -84,7 +84,7 @@ def test_a_compiled_step_reads_the_loaders_batches(digits, monkeypatch):
         assert batches.shape == data.shape
         step = Step(model, batches, make_optimizer(model, recipe, cpu), Tally(cpu, 0, 0.0))
         if compiled:
-            step.compile()
+            step.prepare(compile=True)
         for n in range(4):
             batches.seek(n)
             step()

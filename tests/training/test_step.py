@@ -11,7 +11,7 @@ from training_cases import CPU, QUICK, SMALL, train
 import mmlda
 from mmlda.attacks.replay import compile_quietly
 from mmlda.data import ImageData
-from mmlda.models import build
+from mmlda.models import build, training_pass
 from mmlda.training import Adversary, Recipe, fit
 from mmlda.training import step as step_module
 from mmlda.training.batches import Batches
@@ -66,7 +66,7 @@ def test_hybrid_training_draws_a_perturbation_for_each_image(digits):
     assert moved.std() > 0.03  # uniform in [0.02, 0.20] has 0.052
 
 
-def compiled_step(model, data, recipe, monkeypatch, backend="aot_eager"):
+def prepared_step(model, data, recipe, monkeypatch, backend="aot_eager"):
     """A step whose network is compiled as on CUDA, with another compiler."""
 
     def compile(what, dynamic, options=None):
@@ -76,8 +76,8 @@ def compiled_step(model, data, recipe, monkeypatch, backend="aot_eager"):
     monkeypatch.setattr(step_module, "start_workers", lambda: None)
     batches = Batches(data, recipe, CPU)
     batches.seek(0)
-    step = Step(model.train(), batches, make_optimizer(model, recipe, CPU), Tally(CPU, 0))
-    step.compile()
+    step = Step(model.train(), batches, make_optimizer(model, recipe, CPU), Tally(CPU, 0), amp=True)
+    step.prepare(compile=True)
     return step
 
 
@@ -89,62 +89,81 @@ def noise(side, n=64):
 RESNET = {"backbone": "resnet", "depth": 14, "channels": 1, "head": "mmlda"}
 
 
-def test_a_resnet_is_compiled_block_by_block_and_only_in_its_step(monkeypatch):
+def test_networks_without_kernels_are_compiled(digits, monkeypatch):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    recipe = Recipe(steps=2, lr=0.1, batch_size=16, flip=True)
-    model, plain = build(RESNET, seed=0), build(RESNET, seed=0)
-    step = compiled_step(model, noise(8), recipe, monkeypatch)
-    for _ in range(2):
-        step()
-    assert len(step.blocks) == 6
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 5 + 1  # of 6 blocks; and of the images
-    assert all(block._compiled_call_impl is None for block in model.backbone.blocks)
-    copy.deepcopy(model).eval()(torch.rand(3, 1, 12, 12))  # as validation does
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 6
-    fit(plain, noise(8), recipe, show=False)
-    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
-
-
-def test_perturbed_weights_pass_through_compiled_blocks(monkeypatch):
-    adversary = Adversary(attack="fgsm", eps=0.1, steps=1, share=1.0, pairing=0.5, awp=0.01)
-    recipe = Recipe(steps=2, lr=0.01, batch_size=16, adversary=adversary)
-    model, plain = build(RESNET, seed=0), build(RESNET, seed=0)
-    step = compiled_step(model, noise(8), recipe, monkeypatch)
-    for _ in range(2):
-        step()
-    fit(plain, noise(8), recipe, show=False)
-    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
-
-
-def test_other_networks_are_compiled_whole(digits, monkeypatch):
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    step = compiled_step(build(SMALL, seed=0), digits[0], QUICK, monkeypatch)
+    step = prepared_step(build(SMALL, seed=0), digits[0], QUICK, monkeypatch)
     step()
-    assert not step.blocks and torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+    assert step.net is None and torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2  # images, and network
 
 
-def test_images_of_many_shapes_are_compiled(monkeypatch):
-    """More programs of one function than the compiler allows by default; later ones would silently not be compiled."""
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    limit = torch._dynamo.config.cache_size_limit
-    for side in (8, 12, 16):
-        compiled_step(build(RESNET, seed=0), noise(side), dataclasses.replace(QUICK, batch_size=8), monkeypatch)()
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3 * (5 + 1) > limit
-    assert torch._dynamo.config.cache_size_limit == limit
+def own_kernels(monkeypatch, *, right=True):
+    """Stand-ins for the kernels on the CPU, where there are none; the sizes of the batches they get."""
+    seen, was = [], training_pass.own_pass
+
+    def features(net, x):
+        seen.append(len(x))
+        net.own_pass = False
+        z = net(x)
+        net.own_pass = True
+        return z
+
+    monkeypatch.setattr(training_pass, "has_kernels", lambda net, shape: True)
+    monkeypatch.setattr(training_pass, "agrees", lambda net, x: right)
+    monkeypatch.setattr(training_pass, "rehearse", lambda net, x: seen.append(-len(x)))
+    monkeypatch.setattr(training_pass, "features", features)
+    assert was is training_pass.own_pass
+    return seen
+
+
+AWP = Adversary(attack="fgsm", eps=0.1, steps=1, share=1.0, pairing=0.5, awp=0.01)
+
+
+@pytest.mark.parametrize(
+    ("adversary", "passes", "rehearsed"),
+    [
+        (None, [16], {-16}),
+        (dataclasses.replace(AWP, pairing=0.0), [16, 16], {-16}),
+        (AWP, [16, 32], {-16, -32}),
+        (dataclasses.replace(AWP, awp=0.0), [32], {-32}),
+    ],
+)
+def test_a_step_in_own_kernels_compiles_nothing(adversary, passes, rehearsed, monkeypatch):
+    recipe = Recipe(steps=2, lr=0.01, batch_size=16, flip=True, adversary=adversary)
+    model, plain = build(RESNET, seed=0), build(RESNET, seed=0)
+    seen = own_kernels(monkeypatch)
+    compiled = []
+    with monkeypatch.context() as patch:
+        patch.setattr(Step, "_foldable", lambda step: True)
+        step = prepared_step(model, noise(8), recipe, patch)
+        patch.setattr(step_module, "compile_quietly", lambda *args, **options: compiled.append(args))
+        assert {n for n in seen if n < 0} == rehearsed and step.amp and step.net is model.backbone
+        seen.clear()
+        step.fold, step.amp = False, False  # as on the CPU
+        for _ in range(2):
+            step()
+    assert seen == passes * 2 and not compiled and not model.backbone.own_pass
+    monkeypatch.undo()
+    fit(plain, noise(8), recipe, show=False)
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_kernels_that_compute_something_else_are_not_used(monkeypatch):
+    own_kernels(monkeypatch, right=False)
+    step = prepared_step(build(RESNET, seed=0), noise(8), dataclasses.replace(QUICK, batch_size=8), monkeypatch)
+    assert step.net is None and step.objective is not None
+    step()
 
 
 def test_a_step_that_fails_leaves_the_network_as_it_was(monkeypatch):
+    own_kernels(monkeypatch)
     model = build(RESNET, seed=0)
-    step = compiled_step(model, noise(8), dataclasses.replace(QUICK, batch_size=8), monkeypatch, backend="eager")
+    step = prepared_step(model, noise(8), dataclasses.replace(QUICK, batch_size=8), monkeypatch)
     monkeypatch.setattr(model.head, "forward", lambda z: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         step()
-    assert all(block._compiled_call_impl is None for block in model.backbone.blocks)
+    assert not model.backbone.own_pass
 
 
 class Seen(torch.nn.Module):

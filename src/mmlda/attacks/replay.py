@@ -95,7 +95,7 @@ def compile_quietly(what: Any, **options: Any) -> Any:
 
 
 def tf32_allowed() -> bool:
-    """Whether convolutions of float32 on CUDA may use TF32 (models/convolutions.py asks the same)."""
+    """Whether convolutions of float32 on CUDA may use TF32 (models/kernels.py asks the same)."""
     cudnn = torch.backends.cudnn
     allowed = cudnn.conv.fp32_precision == "tf32" if hasattr(cudnn, "conv") else cudnn.allow_tf32
     return allowed and cudnn.enabled
@@ -125,7 +125,7 @@ class _Compiled(nn.Module):
         return self._program(x)
 
 
-def compiled(model: nn.Module, *, backend: str = "inductor", captured: bool = True) -> nn.Module:
+def compiled(model: nn.Module, *, backend: str = "inductor") -> nn.Module:
     """Copy a network for long attacks: compiled on CUDA; on the CPU with batch norms folded in, in bfloat16 if it can.
 
     The copy is in eval mode, with fixed weights and channels_last convolutions. On CUDA, compiling takes ten seconds or
@@ -134,9 +134,8 @@ def compiled(model: nn.Module, *, backend: str = "inductor", captured: bool = Tr
     bfloat16 does so, unless that changes the logits much; where the two largest logits of an image are close, they are
     computed again in float32. Logits differ from the model's by rounding.
 
-    The copy is meant for this package's attacks, which run each step as a CUDA graph. A module with kernels that pay
-    off only there can implement `for_attack_graph(captured: bool) -> None`, and one that can fold its batch norms
-    `for_fixed_weights() -> None`: the one or the other is called on each module of the copy, whose weights are fixed.
+    The copy is meant for this package's attacks, which run each step as a CUDA graph. A module that can fold its batch
+    norms can implement `for_fixed_weights() -> None`, which is called on each module of a copy on the CPU.
     A network with a program of its own for images like x can return it from `for_attack_images(x)`; if it returns None,
     it is compiled. It is asked once per image shape and type while TF32 is allowed, and once while it is not
     (`torch.backends.cudnn.allow_tf32`). This package's Resnets have a program in half precision, which rounds
@@ -148,9 +147,6 @@ def compiled(model: nn.Module, *, backend: str = "inductor", captured: bool = Tr
         The network.
     backend
         Backend of `torch.compile`.
-    captured
-        Whether the attack captures its steps. Pass False for another library's attacks, which launch the kernels one
-        by one.
 
     Returns
     -------
@@ -174,9 +170,9 @@ def compiled(model: nn.Module, *, backend: str = "inductor", captured: bool = Tr
     twin.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     fold = backend == "inductor" and not any(parameter.is_cuda for parameter in twin.parameters())
     for module in list(twin.modules()):
-        hook: Any = getattr(module, "for_fixed_weights" if fold else "for_attack_graph", None)
+        hook: Any = getattr(module, "for_fixed_weights", None) if fold else None
         if hook is not None:
-            hook(*() if fold else (captured,))
+            hook()
     if not fold:
         return _Compiled(twin, backend).eval()
     return (Bfloat16(twin) if fast_bfloat16() and not isinstance(twin, Bfloat16) else twin).eval()

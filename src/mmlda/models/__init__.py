@@ -1,6 +1,6 @@
 """Networks: heads, backbones, and the Classifier that joins them."""
 
-from mmlda.models.backbones import MLP, ConvNet, ResNet, conv_net, fast_convolutions, resnet, resnet32
+from mmlda.models.backbones import MLP, ConvNet, ResNet, conv_net, resnet, resnet32
 from mmlda.models.classifier import Classifier, build
 from mmlda.models.heads import MaxMahalanobisHead, SoftmaxHead
 from mmlda.models.swap import SwappedHead, swap_head
@@ -15,7 +15,6 @@ __all__ = [
     "SwappedHead",
     "build",
     "conv_net",
-    "fast_convolutions",
     "resnet",
     "resnet32",
     "swap_head",

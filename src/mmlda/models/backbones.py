@@ -14,32 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmlda._utils.checks import check_choice, check_count, invalid
-from mmlda.models.convolutions import conv3x3, rehearse
+from mmlda.models import training_pass
 
 
-class _Conv3(nn.Conv2d):
-    """A 3x3 convolution without bias that can run the package's own kernels where they are faster than cuDNN's.
-
-    Outside a CUDA graph their launches cost more than they save. Two callers that capture a graph enable them: training
-    (`fast_convolutions`) and attacks on fixed weights (`for_attack_graph`), which also use the TF32 kernels.
-    """
-
-    fast = False
-    attacked = False  # inside an attack's CUDA graph, with fixed weights
-
-    def __init__(self, inputs: int, outputs: int, stride: int = 1):
-        super().__init__(inputs, outputs, 3, stride, 1, bias=False)
-
-    def for_attack_graph(self, captured: bool) -> None:
-        """Hook for `mmlda.attacks.compiled`."""
-        self.attacked = captured
-
-    def forward(self, x: Tensor) -> Tensor:
-        # A user may have folded a batch norm into the layer, or dilated its filter.
-        as_made = self.bias is None and self.padding == self.dilation == (1, 1)
-        if as_made and (self.fast or self.attacked):
-            return conv3x3(x, self.weight, self.stride[0], tf32=self.attacked)
-        return super().forward(x)
+def _conv3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
+    """A 3x3 convolution without bias."""
+    return nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
 
 
 class _Norm(nn.BatchNorm2d):
@@ -63,7 +43,7 @@ def fold_norms(convs: Sequence[Any], norms: Sequence[Any]) -> tuple[Sequence[Ten
     return weights, torch._foreach_sub([norm.bias.detach() for norm in norms], shifts)
 
 
-def _fold(conv: _Conv3, norm: nn.Module) -> nn.Module:
+def _fold(conv: Any, norm: nn.Module) -> nn.Module:
     """Fold the batch norm after a convolution, in eval mode, into its weight and bias; what takes the norm's place.
 
     Anything else after a convolution, such as what folding left there, stays.
@@ -73,25 +53,6 @@ def _fold(conv: _Conv3, norm: nn.Module) -> nn.Module:
     (weight,), (bias,) = fold_norms([conv], [norm])
     conv.weight, conv.bias = (nn.Parameter(values, requires_grad=False) for values in (weight, bias))
     return nn.Identity()
-
-
-def fast_convolutions(model: nn.Module, fast: bool) -> None:
-    """Choose how the convolutions of a `ResNet` run; other layers are not affected.
-
-    Parameters
-    ----------
-    model
-        Network that contains the `ResNet`.
-    fast
-        Whether to use the package's Triton kernels on CUDA. They pay off only inside a CUDA graph.
-
-    Examples
-    --------
-    >>> fast_convolutions(resnet(8), fast=True)
-    """
-    for module in model.modules():
-        if isinstance(module, _Conv3):
-            module.fast = fast
 
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu_, "silu": F.silu}
@@ -108,7 +69,7 @@ class _Block(nn.Module):
         super().__init__()
         self.activation = _ACTIVATIONS[activation]
         self.preactivation, self.stride, self.extra = preactivation, stride, outputs - inputs
-        self.conv1, self.conv2 = _Conv3(inputs, outputs, stride), _Conv3(outputs, outputs)
+        self.conv1, self.conv2 = _conv3(inputs, outputs, stride), _conv3(outputs, outputs)
         self.norm1: nn.Module = _Norm(inputs if preactivation else outputs)
         self.norm2: nn.Module = _Norm(outputs)
 
@@ -188,9 +149,10 @@ class ResNet(nn.Module):
         if activation != "relu":
             self.config["activation"] = activation
         self.num_features = 4 * width
+        self.own_pass = False  # see `training_pass.own_pass`
         self.activation = _ACTIVATIONS[activation]
         self.preactivation = preactivation
-        self.conv = _Conv3(channels, width)
+        self.conv = _conv3(channels, width)
         self.norm: nn.Module = _Norm(self.num_features if preactivation else width)
         blocks, inputs = [], width
         for stage in range(3):
@@ -207,15 +169,6 @@ class ResNet(nn.Module):
         """Hook for `mmlda.attacks.compiled`."""
         if not self.preactivation:
             self.norm = _fold(self.conv, self.norm)
-
-    def rehearse(self, x: Tensor) -> None:
-        """Launch the kernels that the blocks launch in training for images like x, for `compiled_ahead`."""
-        h = torch.empty((len(x), self.conv.out_channels, *x.shape[2:]), dtype=torch.bfloat16, device=x.device)
-        h = h.contiguous(memory_format=torch.channels_last)
-        blocks: Any = self.blocks
-        for block in blocks:
-            for conv in (block.conv1, block.conv2):
-                h = rehearse(h, conv.weight, conv.stride[0])
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute features.
@@ -237,6 +190,8 @@ class ResNet(nn.Module):
         """
         if x.dim() != 4 or min(x.shape[2:]) < 8:
             raise ValueError(f"x must have shape [N, channels, H, W] with H, W >= 8, got {list(x.shape)}")
+        if self.own_pass and self.training:
+            return training_pass.features(self, x)
         h = self.conv(x)
         if self.preactivation:
             h = self.activation(self.norm(self.blocks(h)))

@@ -148,7 +148,7 @@ class Classifier(nn.Module):
     def for_attack_images(self, x: Tensor) -> Callable[[Tensor], Tensor] | None:
         """Hook for `mmlda.attacks.compiled`: the network folded, where there are kernels for it and images like x."""
         from mmlda.models import folded
-        from mmlda.models.convolutions import tf32_allowed
+        from mmlda.models.kernels import tf32_allowed
 
         fits = tf32_allowed() and folded.foldable(self, tuple(x.shape[1:]))
         return folded.folded(self, torch.float16) if fits and folded.agrees(self, x[:16], torch.float16) else None

@@ -5,10 +5,8 @@ While images are crafted the weights stand still: no statistics and no gradients
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +15,8 @@ from torch import Tensor, nn
 
 from mmlda.models.backbones import ResNet, fold_norms
 from mmlda.models.classifier import Classifier
-from mmlda.models.convolutions import compiled_ahead, launch
+from mmlda.models.kernels import compiled_ahead, launch
+from mmlda.models.training_pass import has_kernels, layers_of
 
 
 class Cut(NamedTuple):
@@ -68,21 +67,11 @@ def foldable(model: nn.Module, shape: tuple[int, ...]) -> bool:
     >>> foldable(nn.Linear(2, 2), (2,))
     False
     """
-    net = model.backbone if isinstance(model, Classifier) else None
-    if not isinstance(net, ResNet) or len(shape) != 3 or shape[0] > 3 or shape[2] % 4:
-        return False
-    convs, norms = _layers(net)
     return (
-        net.config["width"] == 16
-        and not net.preactivation
-        and net.activation is F.relu_
-        and all(conv.bias is None and conv.padding == conv.dilation == (1, 1) for conv in convs)
-        and all(isinstance(norm, nn.BatchNorm2d) and norm.affine and norm.track_running_stats for norm in norms)
+        isinstance(model, Classifier)
+        and has_kernels(model.backbone, shape)
+        and shape[2] % 4 == 0
         and not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-        and net.conv.weight.is_cuda
-        and net.conv.weight.dtype == torch.float32
-        and importlib.util.find_spec("triton") is not None
-        and torch.cuda.get_device_capability(net.conv.weight.device) >= (9, 0)  # shared memory for the tiles
     )
 
 
@@ -126,7 +115,7 @@ def agrees(model: Classifier, x: Tensor, kind: torch.dtype = torch.bfloat16) -> 
     """
     rounding = 0.05 if kind == torch.bfloat16 else 0.005
     try:
-        with compiled_ahead(lambda: _rehearse(model, x, kind)), _cudnn(model):
+        with compiled_ahead(lambda: _rehearse(model, x, kind)):
             want, slope = _slopes(model, x)
         z, g = _slopes(folded(model, kind), x)
         same = (z - want).norm() < rounding * want.norm() + 1e-3
@@ -134,20 +123,6 @@ def agrees(model: Classifier, x: Tensor, kind: torch.dtype = torch.bfloat16) -> 
         return bool(same & (along | (slope == 0).all()))
     except Exception:  # of Triton: not enough shared memory, for example
         return False
-
-
-@contextmanager
-def _cudnn(model: Classifier) -> Iterator[None]:
-    """Run the network without the package's own convolutions, which would have to be compiled."""
-    convs, _ = _layers(model.backbone)
-    before = [conv.attacked for conv in convs]
-    try:
-        for conv in convs:
-            conv.attacked = False
-        yield
-    finally:
-        for conv, attacked in zip(convs, before):
-            conv.attacked = attacked
 
 
 @torch.no_grad()
@@ -167,15 +142,9 @@ def _slopes(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Te
     return z.detach(), torch.autograd.grad(loss, x)[0]
 
 
-def _layers(net: Any) -> tuple[list[Any], list[Any]]:
-    """Convolutions, and the batch norm that follows each."""
-    convs = [net.conv, *(conv for block in net.blocks for conv in (block.conv1, block.conv2))]
-    return convs, [net.norm, *(norm for block in net.blocks for norm in (block.norm1, block.norm2))]
-
-
 def fold(net: ResNet, kind: torch.dtype) -> list[Stage]:
     """The stages of a post-activation `ResNet`, with its batch norms in eval mode folded into the convolutions."""
-    convs, norms = _layers(net)
+    convs, norms = layers_of(net)
     weights, shifts = fold_norms(convs, norms)
     begins = [0, *(1 + 2 * n for n, block in enumerate(net.blocks) if block.stride > 1), len(convs)]  # type: ignore
     return [_stage(weights[i:j], shifts[i:j], kind, stem=i == 0) for i, j in itertools.pairwise(begins)]

@@ -13,12 +13,24 @@ holds the shortcut of its first block.
 
 from __future__ import annotations
 
-from mmlda.models.triton_conv import _rounded, jit
-
 try:
+    import triton
     import triton.language as tl
+
+    jit = triton.jit
 except ImportError:  # the module can be imported, but not run
-    pass
+
+    def jit(program):
+        return program
+
+
+@jit
+def _rounded(t, kind: tl.constexpr):
+    """Convert `t` to `kind`. Float32 is rounded to the nearest TF32, since a product would truncate 13 bits."""
+    if kind == tl.float32:
+        bits = (t.to(tl.int32, bitcast=True) + 0x1000) & -0x2000
+        t = tl.where(t == t, bits.to(tl.float32, bitcast=True), t)  # keep NaN
+    return t.to(kind)
 
 
 @jit

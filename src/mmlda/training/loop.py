@@ -25,7 +25,6 @@ from mmlda._utils.device import device_of
 from mmlda._utils.progress import Report, progress
 from mmlda._utils.training_data import class_names
 from mmlda.data import ImageData, as_images
-from mmlda.models import fast_convolutions
 from mmlda.models.saved import fill
 from mmlda.training import checkpoints, folder
 from mmlda.training.batches import Batches, share
@@ -298,7 +297,6 @@ def _steps(
     if run.validation is not None and run.validation.keep_best:
         model.load_state_dict(run.validation.weights)
     model.eval()
-    fast_convolutions(model, False)
     if run.out is not None and share()[0] == 0:
         _save_weights(run, "model.safetensors")
 

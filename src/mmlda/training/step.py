@@ -22,9 +22,9 @@ from torch.optim import Optimizer
 from mmlda._utils.checks import invalid
 from mmlda.attacks import frozen, keep_memory, kl_divergence
 from mmlda.attacks.replay import compile_quietly
-from mmlda.models import Classifier, ResNet, SwappedHead, fast_convolutions
-from mmlda.models.convolutions import compiled_ahead
+from mmlda.models import Classifier, SwappedHead, training_pass
 from mmlda.models.folded import agrees, foldable
+from mmlda.models.kernels import compiled_ahead
 from mmlda.models.swap import structured_end
 from mmlda.training.batches import Batches, share
 from mmlda.training.crafting import begin_attack, craft, moved_weights
@@ -32,26 +32,27 @@ from mmlda.training.recipes import Recipe
 
 WARMUP = 3  # real steps, run one by one before the capture, so that cuDNN and the compiler have settled
 
-# A third fewer kernels to compile, none to time, and no search for patterns that the compiled programs do not have.
-QUICKLY = {"triton.autotune_pointwise": False, "pattern_matcher": False}
-
 
 class Tally:
     """Sums for the log, and the first step whose loss was not finite, all on the device until they are read."""
 
+    NEVER = torch.iinfo(torch.int64).max
+
     def __init__(self, device: torch.device, step: int, last: float = math.nan):
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, correct, images
         self.step = torch.full((), step, dtype=torch.int64, device=device)
-        self.bad = torch.full((), -1, dtype=torch.int64, device=device)
+        self.bad = torch.full((), self.NEVER, dtype=torch.int64, device=device)
         self.last = torch.full((), last, device=device)  # the last finite loss
 
     def add(self, loss: Tensor, correct: Tensor, images: int) -> None:
-        """Note a step's mean loss and how many images were right."""
+        """Note a step's mean loss and how many images were right; few launches."""
         self.step.add_(1)
-        finite = torch.isfinite(loss)
-        self.bad.copy_(torch.where(finite | (self.bad >= 0), self.bad, self.step))
-        self.last.copy_(torch.where(finite & (self.bad < 0), loss, self.last))
-        self.sums.add_(torch.stack([loss.double() * images, correct.double(), torch.full_like(loss, images).double()]))
+        bad = torch.where(loss - loss == 0, self.NEVER, self.step)
+        torch.minimum(self.bad, bad, out=self.bad)
+        torch.where(self.bad == self.NEVER, loss, self.last, out=self.last)
+        self.sums[0].add_(loss, alpha=images)
+        self.sums[1].add_(correct)
+        self.sums[2].add_(images)
 
     def read(self) -> tuple[float, float, int, float]:
         """(mean loss, accuracy, first bad step or -1, last finite loss) since the last reading, over all processes.
@@ -61,10 +62,11 @@ class Tally:
         sums, bad, last = self.sums.clone(), self.bad.clone(), self.last.clone()
         if share()[1] > 1:
             dist.all_reduce(sums)
-            dist.all_reduce(bad, op=dist.ReduceOp.MAX)
+            dist.all_reduce(bad, op=dist.ReduceOp.MIN)
         self.sums.zero_()
         loss, correct, images = sums.tolist()
-        return loss / max(images, 1), correct / max(images, 1), int(bad), float(last)
+        first = -1 if int(bad) == self.NEVER else int(bad)
+        return loss / max(images, 1), correct / max(images, 1), first, float(last)
 
 
 class Average:
@@ -212,47 +214,55 @@ class Step:
             model, self.recipe, streamed_head(model, batches)
         )
         self.take, self.attacked, self.teacher, self.fold = batches.take, model, teacher, False
-        self.blocks: list[tuple[Any, Callable[..., Any]]] = []  # each block of a Resnet, and itself compiled
+        self.net: Any = None  # a Resnet that trains in the package's own kernels
         if self.world > 1:
             devices = [batches.device.index] if batches.device.type == "cuda" else None
             self.objective = nn.parallel.DistributedDataParallel(self.objective, device_ids=devices)
 
-    def compile(self) -> None:
-        """Compile what runs in a step.
-
-        Most blocks of a Resnet have the same program, so compiling them one by one takes half as long as the whole.
-        """
-        start_workers()
+    def prepare(self, *, compile: bool) -> None:
+        """Choose the programs of a captured step: the package's own kernels where it has some, else compiled ones."""
+        net: Any = self.attacked.backbone if isinstance(self.attacked, Classifier) else None
+        own = self.amp and net is not None and training_pass.has_kernels(net, self.batches.shape)
+        with compiled_ahead(lambda: self._rehearse(net)) if own else nullcontext():
+            self.fold = compile and self._foldable()
+        if own and training_pass.agrees(net, self._images(self._sizes()[0])):
+            self.net = net
+        if not compile:
+            return
         self.batches.for_any_length()
-        net = self.attacked.backbone if isinstance(self.attacked, Classifier) else None
-        with compiled_ahead(self._rehearse) if isinstance(net, ResNet) else nullcontext():
-            if isinstance(net, ResNet):
-                calls = [compile_quietly(block._call_impl, dynamic=False, options=QUICKLY) for block in net.blocks]
-                self.blocks = list(zip(net.blocks, calls))
-            else:
-                self.objective = compile_quietly(self.objective, dynamic=False)
-            self.take = compile_quietly(self.take, dynamic=False, options=QUICKLY)
-            self.fold = self._foldable()
-            if not self.fold:
-                self.attacked = compile_quietly(self.attacked, dynamic=False)
-            if self.teacher is not None:
-                self.teacher = compile_quietly(self.teacher, dynamic=False)
+        if self.net is None:
+            start_workers()
+            self.take = compile_quietly(self.take, dynamic=False)
+            self.objective = compile_quietly(self.objective, dynamic=False)
+        if self.adversary is not None and not self.fold:
+            self.attacked = compile_quietly(self.attacked, dynamic=False)
+        if self.teacher is not None:
+            self.teacher = compile_quietly(self.teacher, dynamic=False)
 
-    def _rehearse(self) -> None:
-        """Launch the convolutions of a pass through the objective."""
-        n = -(-self.batches.size // self.parts) * (2 if self.adversary is not None and self.adversary.paired else 1)
-        net: Any = self.attacked.backbone
-        with self._mixed():
-            net.rehearse(torch.empty((n, *self.batches.shape), device=self.batches.device))
+    def _sizes(self) -> list[int]:
+        """How many images pass through the network at once, in training mode."""
+        n = -(-self.batches.size // self.parts)
+        if self.adversary is None or not self.adversary.paired:
+            return [n]
+        return [2 * n, n] if self.adversary.awp else [2 * n]  # the attack on weights sees one half alone
+
+    def _images(self, n: int) -> Tensor:
+        """Random numbers of the shape of n images."""
+        generator = torch.Generator(self.batches.device).manual_seed(0)
+        x = torch.randn((n, *self.batches.shape), generator=generator, device=self.batches.device)
+        return x.contiguous(memory_format=torch.channels_last)
+
+    def _rehearse(self, net: Any) -> None:
+        """Launch the kernels of a pass through the network."""
+        for n in self._sizes():
+            training_pass.rehearse(net, self._images(n))
 
     def _foldable(self) -> bool:
         """Whether images can be crafted on a folded network; waits for the device."""
         if self.adversary is None or not self.amp or not foldable(self.attacked, self.batches.shape):
             return False
-        generator = torch.Generator(self.batches.device).manual_seed(0)
-        x = torch.rand((16, *self.batches.shape), generator=generator, device=self.batches.device)
         with frozen(self.attacked):
-            return agrees(self.attacked, x)  # type: ignore[arg-type]
+            return agrees(self.attacked, self._images(16).sigmoid())  # type: ignore[arg-type]
 
     def __call__(self) -> None:
         parts = [self._part(part) for part in range(self.recipe.accumulate)]
@@ -262,20 +272,25 @@ class Step:
         self.optimizer.zero_grad(set_to_none=True)
         if self.average is not None:
             self.average.update(self.tally.step)
-        self.tally.add(torch.stack(losses).sum() / images, torch.stack(correct).sum(), images)
+        if len(parts) == 1:
+            loss, right = losses[0], correct[0]
+        else:
+            loss, right = torch.stack([part * n for part, n in zip(losses, counts)]).sum() / images, sum(correct)
+        self.tally.add(loss, right, images)
         self.batches.advance()
 
     def _part(self, part: int) -> tuple[Tensor, Tensor, int]:
-        """Forward and backward of one part of the batch: (summed loss, number right, images)."""
+        """Forward and backward of one part of the batch: (mean loss, number right, images)."""
         x, y, crafted, uniform, rows = self.take(self.rank + self.world * part, self.parts)
         inputs = self._attacked(x, y, crafted, uniform, rows)
         taught = self._taught(x)
         held = self.world > 1 and part < self.recipe.accumulate - 1
         with self.objective.no_sync() if held else nullcontext(), self._weights_attacked(inputs):  # type: ignore[attr-defined]
-            with self._mixed(), self._compiled_blocks():
+            with self._mixed(), self._own_kernels():
                 loss, right = self.objective(*inputs, taught=taught)
-            (loss * (len(x) * self.world / self.batches.size)).backward()  # parts may differ by an image
-        return loss.detach() * len(x), right, len(x)
+            share = len(x) * self.world / self.batches.size  # parts may differ by an image
+            (loss if share == 1 else loss * share).backward()
+        return loss.detach(), right, len(x)
 
     def _taught(self, x: Tensor) -> Tensor | None:
         """The teacher's probabilities for the clean images."""
@@ -309,28 +324,15 @@ class Step:
         statistics = [buffer for norm in norms for buffer in norm.buffers()]
         kept = [buffer.clone() for buffer in statistics]
         images = inputs[2] if self.adversary.paired else inputs[0]
-        with self._mixed(), self._compiled_blocks():
+        with self._mixed(), self._own_kernels():
             loss, _ = objective(images, inputs[1])
         gradients = torch.autograd.grad(loss, weights, materialize_grads=True)
         if statistics:  # they must see the batch once
             torch._foreach_copy_(statistics, kept)
         return moved_weights(weights, gradients, self.adversary.awp)
 
-    @contextmanager
-    def _compiled_blocks(self) -> Iterator[None]:
-        """Run compiled blocks for the time of a call, and only then: validation and copies see the network as it is."""
-        if not self.blocks:
-            yield
-            return
-        try:
-            for block, call in self.blocks:
-                block._compiled_call_impl = call
-            # All blocks are one function to the compiler, which gives up at the ninth program of a function.
-            with torch._dynamo.config.patch(cache_size_limit=256):
-                yield
-        finally:
-            for block, _ in self.blocks:
-                block._compiled_call_impl = None
+    def _own_kernels(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.net is None else training_pass.own_pass(self.net)
 
     def _mixed(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.batches.device.type, torch.bfloat16) if self.amp else nullcontext()
@@ -350,9 +352,8 @@ def make_launch(step: Step, *, eager: bool = False, deterministic: bool = False)
     if not cuda:
         keep_memory()
     capture = cuda and not eager and step.world == 1
-    fast_convolutions(step.attacked, capture)
-    if capture and not deterministic:
-        step.compile()
+    if capture:
+        step.prepare(compile=not deterministic)
 
     def plain() -> None:
         with _kernels(deterministic, cuda):

@@ -16,7 +16,6 @@ from mmlda._utils.checks import check_count
 from mmlda._utils.device import device_of
 from mmlda.data import ImageData
 from mmlda.evaluation.accuracy import accuracy
-from mmlda.models import fast_convolutions
 from mmlda.training.batches import share
 from mmlda.training.loader import describe_loader
 from mmlda.training.step import Average
@@ -86,15 +85,12 @@ class Validation:
 
 @contextmanager
 def _as_network(model: nn.Module, average: Average | None) -> Iterator[None]:
-    """The model with its averaged weights and plain convolutions; in place, as a captured step reads its tensors."""
-    fast = any(getattr(module, "fast", False) for module in model.modules())
+    """The model with its averaged weights; in place, as a captured step reads its tensors."""
     kept = {} if average is None else {name: tensor.clone() for name, tensor in average.current.items()}
-    fast_convolutions(model, False)
     if average is not None:
         average.store()
     try:
         yield
     finally:
-        fast_convolutions(model, fast)
         for name, tensor in kept.items():
             average.current[name].copy_(tensor)  # type: ignore[union-attr]

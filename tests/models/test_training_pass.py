@@ -1,0 +1,208 @@
+"""A training pass in the package's own kernels against the network itself, and when it steps aside."""
+
+import contextlib
+import importlib.util
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from mmlda import Recipe, fit
+from mmlda.data import ImageData
+from mmlda.models import build, kernels, training_pass
+from mmlda.models.training_pass import agrees, features, has_kernels, own_pass
+
+TRITON = importlib.util.find_spec("triton") is not None
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and TRITON
+cuda = pytest.mark.skipif(not torch.cuda.is_available() or not TRITON, reason="needs CUDA and triton")
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1 and triton")
+
+
+def network(depth, channels, device="cpu", **options):
+    config = {"backbone": "resnet", "depth": depth, "channels": channels, "head": "mmlda", "num_classes": 10} | options
+    return build(config, seed=0).to(device, memory_format=torch.channels_last).train()
+
+
+def images(n, shape, device="cpu"):
+    x = torch.rand((n, *shape), generator=torch.Generator().manual_seed(1)) - 0.5
+    return x.to(device, memory_format=torch.channels_last)
+
+
+def errors(depth, shape, n, kind, device="cpu"):
+    """Relative errors against the network in float64: features, running statistics, gradients in the weights."""
+    ours, exact = network(depth, shape[0], device).backbone, network(depth, shape[0], device).double().backbone
+    x, v = images(n, shape, device), torch.randn(n, 64, generator=torch.Generator().manual_seed(2)).to(device)
+    z, want = features(ours, x, kind), exact(x.double())
+    (z * v).sum().backward()
+    (want * v.double()).sum().backward()
+
+    def error(a, b):
+        return float((a.double() - b).norm() / b.norm())
+
+    moved = [error(a, b) for (name, a), b in zip(ours.named_buffers(), exact.buffers()) if "running" in name]
+    pairs = list(zip(ours.parameters(), exact.parameters(), strict=True))
+    assert all(mine.grad.shape == mine.shape and mine.grad.dtype == torch.float32 for mine, _ in pairs)
+    every = [error(mine.grad, theirs.grad) for mine, theirs in pairs]
+    return error(z.detach(), want.detach()), max(moved), [e for e, (p, _) in zip(every, pairs) if p.dim() == 4], every
+
+
+@interpreted
+@pytest.mark.parametrize(("depth", "shape", "n"), [(8, (3, 16, 16), 3), (14, (1, 12, 9), 5)])
+def test_interpreted(depth, shape, n):
+    z, moved, weights, every = errors(depth, shape, n, torch.float32)
+    assert z < 1e-5 and moved < 1e-5 and max(every) < 1e-4
+    z, moved, weights, _ = errors(depth, shape, n, torch.float16)
+    assert z < 0.01 and moved < 0.01 and max(weights) < 0.2
+
+
+def test_other_networks_and_devices_have_no_kernels():
+    assert not has_kernels(network(8, 3).backbone, (3, 32, 32))  # on the CPU
+    assert not has_kernels(torch.nn.Linear(4, 2), (4,))
+
+
+@pytest.mark.skipif(not TRITON, reason="triton is not installed")
+def test_a_rehearsal_launches_what_training_does(monkeypatch):
+    def note(kernel, grid, *arguments, **options):
+        kinds = tuple(a.dtype if isinstance(a, torch.Tensor) else a for a in arguments)
+        launches.append((kernel.fn.__name__, grid, kinds, tuple(options.items())))
+
+    monkeypatch.setattr(training_pass, "launch", note)
+    net, launches = network(14, 3).backbone, []
+    training_pass.rehearse(net, torch.zeros(3, 3, 10, 12))
+    ahead, launches = launches, []
+    features(net, images(3, (3, 10, 12))).sum().backward()
+    assert launches == ahead and len(launches) == 1 + 13 * 5 - 1 + 5  # the first layer has no gradient in its input
+
+
+def test_it_runs_in_training_mode_and_in_its_block_alone(monkeypatch):
+    monkeypatch.setattr(training_pass, "features", lambda net, x: "own")
+    net = network(8, 1).backbone
+    x = torch.rand(2, 1, 8, 8)
+    with own_pass(net):
+        assert net(x) == "own"
+        assert net.eval()(x).shape == (2, 64)
+    assert net.train()(x).shape == (2, 64)
+    with pytest.raises(ZeroDivisionError), own_pass(net):
+        _ = 1 / 0
+    assert not net.own_pass
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_it_is_compared_with_the_network(wrong, monkeypatch):
+    """Running statistics and the mode stay as they were."""
+    net = network(8, 1).backbone.eval()
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    monkeypatch.setattr(training_pass, "features", lambda net, x: net(x.flip(2) if wrong else x))
+    assert agrees(net, torch.rand(4, 1, 8, 8)) == (not wrong)
+    assert not net.training and all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+
+
+@pytest.mark.skipif(TRITON, reason="triton is installed")
+def test_without_triton_it_steps_aside():
+    assert not agrees(network(8, 1).backbone, torch.rand(4, 1, 8, 8))
+
+
+def test_triton_is_imported_late():
+    code = "import sys, mmlda, mmlda.models.folded, mmlda.models.training_pass; sys.exit('triton' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cudnn, "conv"), reason="this torch has the older setting alone")
+@pytest.mark.parametrize(
+    "setting", ["cudnn.conv.fp32_precision", "fp32_precision", "cudnn.allow_tf32", "cudnn.enabled"]
+)
+def test_both_ways_to_forbid_tf32_are_understood(setting):
+    code = (
+        "import torch; from mmlda.models import kernels; from mmlda.attacks import replay\n"
+        "read = lambda: (kernels.tf32_allowed(), replay.tf32_allowed()); before = read()\n"
+        f"torch.backends.{setting} = {'ieee' if 'precision' in setting else False!r}\n"
+        "assert before == (True, True) and read() == (False, False), (before, read())"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+class Kernel:
+    """Stands in for one of Triton's: notes what is launched and what is compiled ahead."""
+
+    def __init__(self, fails=False):
+        self.fails, self.launched, self.compiled, self.threads = fails, [], [], set()
+
+    def __getitem__(self, grid):
+        return lambda *arguments, **options: self.launched.append(grid)
+
+    def run(self, *arguments, grid, warmup, **options):
+        assert warmup
+        self.compiled.append((arguments, options))
+        self.threads.add(threading.get_ident())
+        if self.fails:
+            raise RuntimeError("not enough shared memory")
+
+
+def test_kernels_are_compiled_ahead_once_each_and_not_launched(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    kernel, broken, x = Kernel(), Kernel(fails=True), torch.zeros(2)
+
+    def work():
+        kernels.launch(broken, (1,), x)
+        for stride in (1, 2, 1):  # the third as the first
+            kernels.launch(kernel, (5,), x, stride, num_warps=4)
+        kernels.launch(kernel, (5,), x.double(), 1, num_warps=4)
+        kernels.launch(kernel, (5,), x, 1, num_warps=8)
+
+    def work_beside_another_thread():
+        other = threading.Thread(target=kernels.launch, args=(kernel, (7,), x))
+        other.start()
+        other.join()
+        work()
+
+    with kernels.compiled_ahead(work_beside_another_thread):
+        assert kernel.launched == [(7,)]  # the other thread collects nothing
+    assert kernel.launched == [(7,)] and broken.launched == []
+    assert len(kernel.compiled) == 4 and len(broken.compiled) == 1
+    assert threading.get_ident() not in kernel.threads
+    work()
+    assert len(kernel.launched) == 6 and len(broken.launched) == 1
+
+
+@cuda
+@pytest.mark.parametrize(
+    ("depth", "shape", "n"), [(8, (3, 32, 32), 37), (32, (1, 28, 28), 128), (32, (3, 32, 32), 256), (8, (2, 11, 13), 5)]
+)
+def test_on_cuda(depth, shape, n):
+    for kind, z_error, error in ((torch.bfloat16, 0.02, 0.5), (torch.float16, 0.003, 0.2)):
+        z, moved, weights, _ = errors(depth, shape, n, kind, "cuda")
+        assert z < z_error and moved < 0.02 and max(weights) < error
+
+
+@cuda
+def test_the_same_images_give_the_same_bits():
+    x, found = images(64, (3, 32, 32), "cuda"), []
+    for _ in range(2):
+        net = network(14, 3, "cuda").backbone
+        features(net, x).square().sum().backward()
+        found.append([p.grad for p in net.parameters()] + list(net.buffers()))
+    assert all(torch.equal(a, b) for a, b in zip(*found))
+
+
+@cuda
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_training_in_them_learns_as_without(deterministic, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    patterns = torch.rand(10, 3, 8, 8, generator=generator).repeat_interleave(2, 2).repeat_interleave(2, 3)
+    y = torch.arange(2000) % 10
+    pixels = 255 * (0.5 * patterns[y] + 0.5 * torch.rand(2000, 3, 16, 16, generator=generator))
+    data, found, passes = ImageData(pixels.to(torch.uint8), y, tuple("0123456789"), "patterns"), [], []
+    original = training_pass.features
+    monkeypatch.setattr(training_pass, "features", lambda net, x: passes.append(len(x)) or original(net, x))
+    for own in (True, False):
+        if not own:
+            monkeypatch.setattr(training_pass, "agrees", lambda net, x: False)
+        model = network(14, 3)
+        passes.clear()
+        run = fit(model, data, Recipe(steps=200, lr=0.05), device="cuda", deterministic=deterministic, show=False)
+        assert bool(passes) == own and not model.backbone.own_pass
+        found.append((run.accuracy, run.history[0]["loss"]))
+    assert min(accuracy for accuracy, _ in found) > 0.9
