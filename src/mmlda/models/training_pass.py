@@ -135,9 +135,9 @@ def agrees(net: Any, x: Tensor) -> bool:
 
 
 @torch.no_grad()
-def rehearse(net: Any, x: Tensor) -> None:
+def rehearse(net: Any, x: Tensor, kind: torch.dtype = torch.bfloat16) -> None:
     """Launch every kernel of a pass, for `compiled_ahead`."""
-    z, kept = _forward(net, x, torch.bfloat16)
+    z, kept = _forward(net, x, kind)
     _backward(z, kept)
 
 
