@@ -111,7 +111,8 @@ def test_bytes_and_floats_with_channels_last_are_read_alike(digits):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_resumed_run_sees_the_same_batches(digits, tmp_path, workers):
+def test_a_resumed_run_sees_the_same_batches(digits, tmp_path, workers, monkeypatch):
+    monkeypatch.setattr("mmlda.training.loader.DRAWN", 4)  # random numbers for as many steps at once
     # 7 whole batches an epoch, and one that is skipped: the run stops within its second epoch
     loader = DataLoader(Noisy(digits[0].subset(slice(230))), batch_size=32, shuffle=True, num_workers=workers)
     recipe = Recipe(steps=16, optimizer="adam", lr=1e-3, batch_size=32, pad=1, flip=True)

@@ -25,6 +25,7 @@ from mmlda.data.loaders import listed_classes, loader_length, loader_sampler
 from mmlda.training.batches import Batches, check_augmentation, share, to_pixels
 from mmlda.training.recipes import Recipe
 
+DRAWN = 64  # steps whose random numbers are drawn at once: their launches would take longer than a step
 AHEAD = 2  # batches that may wait on the device, so that a host far ahead of it does not fill its memory
 
 
@@ -109,8 +110,9 @@ class LoaderBatches(Batches):
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.copied: deque[torch.cuda.Event] = deque()
         self.rows = torch.arange(self.local, device=device)
-        self.draws = torch.zeros(3, self.local, dtype=torch.int64, device=device)  # dy, dx, flip
-        self.uniform = torch.zeros(self.local, device=device)
+        self.draws = torch.zeros(3, DRAWN, self.local, dtype=torch.int64, device=device)  # dy, dx, flip
+        self.uniform = torch.zeros(DRAWN, self.local, device=device)
+        self.place = torch.zeros(1, dtype=torch.int64, device=device)  # the step among those drawn
 
     def seek(self, step: int) -> None:
         """Make the batch of `step` the next one."""
@@ -127,13 +129,21 @@ class LoaderBatches(Batches):
             wanted = f"{self.images.dtype} {list(self.images.shape)} like the first"
             raise ValueError(f"every batch of data must be {wanted}, got {x.dtype} {list(x.shape)}")
         self._copy(x, y)
-        if self.recipe.pad or self.recipe.flip or self.recipe.adversary is not None:
-            seed = (self.recipe.seed * 1_000_003 + step * self.world + self.rank) % 2**63
-            generator = torch.Generator(self.device).manual_seed(seed)
-            draws = draw_augmentation(self.local, pad=self.recipe.pad, generator=generator)
-            self.draws.copy_(torch.stack([draw.to(torch.int64) for draw in draws]))
-            self.uniform.copy_(torch.rand(self.local, generator=generator, device=self.device))
+        if step != self.step + 1 or step % DRAWN == 0:
+            self._draw(step)
         self.step = step
+
+    def _draw(self, step: int) -> None:
+        """Random numbers of the steps around this one: a function of (seed, step, process)."""
+        part, place = divmod(step, DRAWN)
+        self.place.fill_(place)
+        if not (self.recipe.pad or self.recipe.flip or self.recipe.adversary is not None):
+            return
+        seed = (self.recipe.seed * 1_000_003 + part * self.world + self.rank) % 2**63
+        generator = torch.Generator(self.device).manual_seed(seed)
+        draws = draw_augmentation(DRAWN, self.local, pad=self.recipe.pad, generator=generator)
+        self.draws.copy_(torch.stack([draw.to(torch.int64) for draw in draws]))
+        self.uniform.copy_(torch.rand(self.uniform.shape, generator=generator, device=self.device))
 
     def _read(self, step: int) -> tuple[Tensor, Tensor]:
         """The next whole batch, on the host; after a jump, the batch of `step`."""
@@ -230,16 +240,17 @@ class LoaderBatches(Batches):
     def take(self, part: int, parts: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]:
         """Part `part` of `parts` of the batch over all processes, of which this one holds its own: see `Batches`."""
         here = slice(part // self.world, None, parts // self.world)
-        dy, dx, flip = self.draws[:, here]
+        dy, dx, flip = self.draws.index_select(1, self.place)[:, 0, here]
+        uniform = self.uniform.index_select(0, self.place)[0, here]
         x = to_pixels(self.images[here], dy, dx, flip, self.recipe)
-        return x, self.labels[here], None, self.uniform[here], self.rows[here]
+        return x, self.labels[here], None, uniform, self.rows[here]
 
     def first(self) -> ImageData:
         """The first image of the batch that comes next."""
         return ImageData(self.images[:1], self.labels[:1] * 0, ("any",), describe_loader(self.loader)["name"])
 
     def advance(self) -> None:
-        """Nothing: `seek` puts the next batch in place."""
+        self.place.add_(1)
 
     def for_any_length(self) -> None:
         """Nothing: all batches have one length."""
