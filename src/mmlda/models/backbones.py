@@ -129,6 +129,8 @@ class ResNet(nn.Module):
     torch.Size([2, 64])
     """
 
+    own_pass = False  # see `training_pass.own_pass`
+
     def __init__(
         self,
         *,
@@ -149,7 +151,6 @@ class ResNet(nn.Module):
         if activation != "relu":
             self.config["activation"] = activation
         self.num_features = 4 * width
-        self.own_pass = False  # see `training_pass.own_pass`
         self.activation = _ACTIVATIONS[activation]
         self.preactivation = preactivation
         self.conv = _conv3(channels, width)
