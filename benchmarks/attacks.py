@@ -13,8 +13,7 @@ margin loss. There the robust accuracy is what must not be higher.
 
 bim      BIM, or with --attack pgd PGD, which starts at a random point, beside the bare forward and backward passes,
          torchattacks and foolbox; on CUDA at several batch sizes, and with the network compiled
-         (`mmlda.attacks.compiled`, the compilation itself not counted; for the peers with cuDNN's convolutions alone,
-         since ours are slow outside a CUDA graph)
+         (`mmlda.attacks.compiled`, the compilation itself not counted)
 worst    the worst case beside AutoAttack (pyautoattack): seconds and robust accuracy
 cw       Carlini and Wagner beside foolbox        (benchmarks/attacks_cw_jsma.py)
 jsma     JSMA beside torchattacks                 (benchmarks/attacks_cw_jsma.py)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -21,8 +20,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-import mmlda
 from mmlda.models.heads import MaxMahalanobisHead
+from mmlda.results.provenance import measured_on
 
 SHAPES = [(10, 64), (10, 2048), (1000, 64), (1000, 2048)]  # (L, p)
 BATCH = 128
@@ -110,11 +109,7 @@ def main() -> None:
     if args.out:
         record = {
             "benchmark": "head",
-            "mmlda": mmlda.__version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "device": torch.cuda.get_device_name() if args.device.startswith("cuda") else platform.machine(),
-            "threads": torch.get_num_threads(),
+            **measured_on(args.device),
             "seed": args.seed,
             "rows": rows,
         }

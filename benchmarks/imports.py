@@ -8,15 +8,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 from pathlib import Path
 
-import torch
-
-import mmlda
+from mmlda.results.provenance import measured_on
 
 TIMED = "import time; begin = time.perf_counter(); {}; print(time.perf_counter() - begin)"
 OURS = "import mmlda; mmlda.fit"  # the first name imports the others too
@@ -40,8 +37,7 @@ def main() -> None:
     ratio = statistics.median(ours / theirs for theirs, ours in pairs)
     print(f"import torch {statistics.median(t for t, _ in pairs):.2f} s, import mmlda {ratio:.3f} x that")
     if args.out:
-        versions = {"mmlda": mmlda.__version__, "torch": torch.__version__, "python": platform.python_version()}
-        result = {"ratio": ratio, "pairs": pairs, "versions": versions, "device": platform.machine()}
+        result = {"ratio": ratio, "pairs": pairs, **measured_on("cpu")}
         args.out.write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import torch
 
 import mmlda
+from mmlda.results.provenance import measured_on
 
 
 def pseudo_code(C: float, p: int, L: int) -> np.ndarray:
@@ -94,12 +93,7 @@ def main() -> None:
     if options.out:
         record = {
             "benchmark": "means",
-            "mmlda": mmlda.__version__,
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-            "device": platform.processor() or platform.machine(),
-            "threads": torch.get_num_threads(),
+            **measured_on("cpu"),
             "result": row,
         }
         options.out.parent.mkdir(parents=True, exist_ok=True)

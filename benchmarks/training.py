@@ -93,7 +93,7 @@ class Batched(Dataset):
 def loaded(data: ImageData, recipe: Recipe, config: dict, device: str, workers: int):
     """Training from a DataLoader; crops and mirroring are done on the device, as from memory.
 
-    Without workers: to hand over a batch from another process takes torch a millisecond, as long as a step.
+    A worker is another process, and torch takes about a millisecond to hand over its batch, as long as a step takes.
     """
     loader = DataLoader(
         Batched(data),
@@ -206,6 +206,7 @@ def main() -> None:
             "plain": (plain(*given, 0), 1, 40),
             "ours": (ours(*given), 1, 1000),
             "ours, from a DataLoader": (loaded(*given, 0), 1, 1000),
+            f"ours, from a DataLoader, {workers} workers": (loaded(*given, workers), 1, 1000),
             f"plain, {workers} workers": (plain(data, recipe, config, args.device, workers), 1, 40),
             "ours, eager": (ours(data, recipe, config, args.device, eager=True), 1, 40),
             "ours, deterministic": (ours(data, recipe, config, args.device, deterministic=True), 1, 300),

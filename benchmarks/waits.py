@@ -7,10 +7,13 @@ Every part runs in a process of its own with empty compiler caches, so what is c
 "cold". Training data is noise of CIFAR-10's shape; the worst case takes a robust network that ships (--model) and test
 images `x`, `y` from a safetensors file. A part that is in the file already is measured again and replaced.
 
-first-step          `fit` on a new Resnet-32 until the first step is done, cold
+first-step          training a new Resnet-32 until the first captured step is done (the fifth), cold; with the network
+                    made and the data copied to the GPU
 first-adversarial   the same with PGD-10
-adversarial         a step with PGD-10, batch 128, beside crafting on the network as it is; alone and four at once
-worst-1000          `WorstCase` on 1,000 images at 8/255, compiled and cold, beside pyautoattack
+adversarial         a step with PGD-10, batch 128, beside crafting on the network as it is, compiled; alone and four at
+                    once; they take turns, and the numbers are medians over rounds
+worst-1000          `WorstCase` on 1,000 images at 8/255, compiled and cold, beside pyautoattack without and with the
+                    same compiled copy
 worst-10000         the same on 10,000 images, without a peer
 """
 
@@ -18,13 +21,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.util
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -38,7 +42,7 @@ from mmlda.training import step
 from mmlda.training.loop import Options, Run, training_steps
 from mmlda.training.recipes import RECIPES, network
 
-EPS = 8 / 255
+EPS, ROUNDS = 8 / 255, 5
 
 
 def noise() -> ImageData:
@@ -47,15 +51,13 @@ def noise() -> ImageData:
     return ImageData(pixels, torch.randint(0, 10, (50_000,), generator=generator), tuple("0123456789"), "noise")
 
 
-def together(recipe: mmlda.Recipe, count: int, steps: int) -> tuple[float, float]:
-    """(seconds until the first step of all is done, seconds per step and network after that)."""
-    data = noise().to("cuda")
+def training(recipe: mmlda.Recipe, count: int, data: ImageData) -> Callable[[int], float]:
+    """New networks in training: a function that goes on by some steps, and returns seconds per step and network."""
     models = [build(network("softmax", "cifar10"), seed=n) for n in range(count)]
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
     streams = [torch.cuda.Stream() for _ in models]
     options = Options(device="cuda", log_every=10**6)
     turns = [training_steps(Run(m, recipe), data, options, report=lambda done, **numbers: None) for m in models]
+    torch.cuda.synchronize()
 
     def go(rounds: int) -> float:
         start = time.perf_counter()
@@ -66,10 +68,7 @@ def together(recipe: mmlda.Recipe, count: int, steps: int) -> tuple[float, float
         torch.cuda.synchronize()
         return (time.perf_counter() - start) / rounds / count
 
-    go(1)
-    first = time.perf_counter() - begin
-    go(20)
-    return first, min(go(steps) for _ in range(3))
+    return go
 
 
 def pgd10() -> mmlda.Recipe:
@@ -77,25 +76,33 @@ def pgd10() -> mmlda.Recipe:
     return dataclasses.replace(RECIPES["cifar10-sr-robust"], adversary=adversary)
 
 
-def first_step(options: argparse.Namespace) -> list[dict]:
-    first, _ = together(RECIPES["cifar10-sr"], 1, 200)
-    return [{"what": "first step of `fit`, Resnet-32, cold", "seconds": {"ours": first}}]
+def first(recipe: mmlda.Recipe, what: str) -> list[dict]:
+    begin = time.perf_counter()
+    training(recipe, 1, noise().to("cuda"))(5)
+    return [{"what": f"first step of `fit`{what}, Resnet-32, cold", "seconds": {"ours": time.perf_counter() - begin}}]
 
 
-def first_adversarial(options: argparse.Namespace) -> list[dict]:
-    first, _ = together(pgd10(), 1, 50)
-    return [{"what": "first step of `fit` with PGD-10, Resnet-32, cold", "seconds": {"ours": first}}]
-
-
-def adversarial(options: argparse.Namespace) -> list[dict]:
-    found: dict[int, dict[str, float]] = {1: {}, 4: {}}
-    for count in found:
-        found[count]["ours"] = together(pgd10(), count, 100)[1]
-    step.foldable = lambda *given: False  # type: ignore[assignment]
-    for count in found:
-        found[count]["crafting on the network as it is"] = together(pgd10(), count, 100)[1]
+def adversarial() -> list[dict]:
+    contenders = {"ours": step.foldable, "crafting on the network as it is, compiled": lambda *given: False}
+    data, runs = noise().to("cuda"), {}
+    for name, foldable in contenders.items():
+        step.foldable = foldable  # type: ignore[assignment]
+        for count in (1, 4):
+            runs[name, count] = training(pgd10(), count, data)
+            runs[name, count](20)
+    times: dict[tuple[str, int], list[float]] = {key: [] for key in runs}
+    for _ in range(ROUNDS):
+        for key, go in runs.items():
+            times[key].append(go(50))
     what = "adversarial training step, PGD-10, Resnet-32, batch 128"
-    return [{"what": what + (", 4 networks" if n == 4 else ""), "seconds": seconds} for n, seconds in found.items()]
+    return [
+        {
+            "what": what + (f", {count} networks" if count > 1 else ""),
+            "seconds": {name: statistics.median(times[name, count]) for name in contenders},
+            "rounds": {name: times[name, count] for name in contenders},
+        }
+        for count in (1, 4)
+    ]
 
 
 def worst(options: argparse.Namespace, n: int, *, peer: bool) -> list[dict]:
@@ -103,33 +110,33 @@ def worst(options: argparse.Namespace, n: int, *, peer: bool) -> list[dict]:
     x, y = images["x"][:n].cuda(), images["y"][:n].cuda()
     model = mmlda.load(options.model).cuda().eval()
     torch.cuda.synchronize()
-    seconds, robust = {}, {}
 
-    def timed(name: str, attack) -> None:
+    def theirs(network: torch.nn.Module) -> torch.Tensor:
+        import pyautoattack
+
+        attack = pyautoattack.AutoAttack(network, norm="Linf", eps=EPS, seed=0, device="cuda")
+        x_adv = attack.run_standard_evaluation(x, y, batch_size=n)
+        return (x_adv[0] if isinstance(x_adv, tuple) else x_adv).cuda()
+
+    contenders = {"ours": lambda: mmlda.attacks.WorstCase(eps=EPS)(mmlda.attacks.compiled(model), x, y).x_adv}
+    if peer:
+        contenders["pyautoattack"] = lambda: theirs(model)
+        contenders["pyautoattack, compiled"] = lambda: theirs(mmlda.attacks.compiled(model))
+    seconds, robust = {}, {}
+    for name, attack in contenders.items():
         begin = time.perf_counter()
         x_adv = attack()
         torch.cuda.synchronize()
         seconds[name] = time.perf_counter() - begin
         robust[name] = float((model.predict(x_adv) == y).double().mean())
-
-    timed("ours", lambda: mmlda.attacks.WorstCase(eps=EPS)(mmlda.attacks.compiled(model), x, y).x_adv)
-    if peer and importlib.util.find_spec("pyautoattack"):
-        import pyautoattack
-
-        def theirs() -> torch.Tensor:
-            attack = pyautoattack.AutoAttack(model, norm="Linf", eps=EPS, seed=0, device="cuda")
-            x_adv = attack.run_standard_evaluation(x, y, batch_size=n)
-            return (x_adv[0] if isinstance(x_adv, tuple) else x_adv).cuda()
-
-        timed("pyautoattack", theirs)
     what = f"worst case on {len(y):,} images, {options.model} at 8/255, compiled and cold"
     return [{"what": what, "seconds": seconds, "robust": robust}]
 
 
-PARTS = {
-    "first-step": first_step,
-    "first-adversarial": first_adversarial,
-    "adversarial": adversarial,
+PARTS: dict[str, Callable[[argparse.Namespace], list[dict]]] = {
+    "first-step": lambda options: first(RECIPES["cifar10-sr"], ""),
+    "first-adversarial": lambda options: first(pgd10(), " with PGD-10"),
+    "adversarial": lambda options: adversarial(),
     "worst-1000": lambda options: worst(options, 1000, peer=True),
     "worst-10000": lambda options: worst(options, 10_000, peer=False),
 }

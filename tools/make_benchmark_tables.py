@@ -27,6 +27,7 @@ METHODS = {  # of benchmarks/long_tailed.py: the method of the record, and the p
 TRAINED = {
     "ours": "",
     "ours, from a DataLoader": ", from a DataLoader of random images, read in batches",
+    "ours, from a DataLoader, 4 workers": ", from a DataLoader with 4 workers",
     "ours, 8 networks": ", 8 networks",
     "ours, bfloat16": ", bfloat16",
 }
@@ -51,7 +52,11 @@ def beside(what: str, device: str, seconds: dict[str, float], ours: str = "ours"
     mine = {ours: "", f"{ours}, compiled": "compiled "}
     own = ", ".join(f"{words}{duration(seconds[name])}" for name, words in mine.items() if name in seconds)
     peers = {name: value for name, value in seconds.items() if name not in mine}
-    others = [f"{name} {duration(value)} ({value / seconds[ours]:.2g} x)" for name, value in peers.items()]
+    times = [seconds[name] for name in mine if name in seconds]
+    others = [
+        f"{name} {duration(peer)} ({' or '.join(f'{peer / own:.2g}' for own in times)} x)"
+        for name, peer in peers.items()
+    ]
     return [what, device, own, "; ".join(others)]
 
 
@@ -74,7 +79,11 @@ def waits(device: str) -> Iterator[list[str]]:
     """What a user waits for: rows of a file {"device": ..., "rows": [{"what": ..., "seconds": {"ours": ...}}]}."""
     found = read(f"waits-{device}")
     for row in found.get("rows", ()):
-        yield beside(row["what"], found["device"], row["seconds"])
+        left = " and ".join(f"{100 * share:.1f}%" for share in row.get("robust", {}).values())
+        words = {0: "", 1: f"; it leaves {left}", 2: f"; ours and AutoAttack leave {left}"}[
+            min(2, len(row.get("robust", {})))
+        ]
+        yield beside(row["what"] + words, found["device"], row["seconds"])
 
 
 def attacks(device: str) -> Iterator[list[str]]:

@@ -13,7 +13,7 @@ import torch
 from mmlda import Recipe, fit
 from mmlda.data import ImageData
 from mmlda.models import build, kernels, training_pass
-from mmlda.models.training_pass import agrees, features, has_kernels, own_pass
+from mmlda.models.training_pass import features, has_kernels, own_pass, problem
 
 TRITON = importlib.util.find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and TRITON
@@ -32,7 +32,7 @@ def images(n, shape, device="cpu"):
 
 
 def errors(depth, shape, n, kind, device="cpu"):
-    """Relative errors against the network in float64: features, running statistics, gradients in the weights."""
+    """Relative errors against the network in float64: features, running statistics, gradients in filters and in all."""
     ours, exact = network(depth, shape[0], device).backbone, network(depth, shape[0], device).double().backbone
     x, v = images(n, shape, device), torch.randn(n, 64, generator=torch.Generator().manual_seed(2)).to(device)
     with kernels.compiled_ahead(lambda: device == "cuda" and training_pass.rehearse(ours, x, kind)):
@@ -92,19 +92,109 @@ def test_it_runs_in_training_mode_and_in_its_block_alone(monkeypatch):
     assert not net.own_pass
 
 
-@pytest.mark.parametrize("wrong", [False, True])
-def test_it_is_compared_with_the_network(wrong, monkeypatch):
+def scaled_gradient(net, name, factor):
+    """The network, in bfloat16, whose gradient in one parameter is multiplied by `factor`."""
+
+    def features(x):
+        weight = dict(net.named_parameters())[name]
+        with torch.autocast("cpu", torch.bfloat16):
+            twisted = weight.detach() + (weight - weight.detach()) * factor
+            return torch.func.functional_call(net, {name: twisted}, (x,))
+
+    return features
+
+
+def tap_dropped(shape):
+    factor = torch.ones(shape)
+    factor[:, :, 1, 2] = 0
+    return factor
+
+
+@pytest.mark.parametrize(
+    ("wrong", "agree"),
+    [
+        ("nothing", True),
+        ("features", False),
+        ("tap", False),
+        ("filters", False),
+        ("gamma", False),
+        ("beta", False),
+        ("statistics", False),
+    ],
+)
+def test_it_is_compared_with_the_network(wrong, agree, monkeypatch):
     """Running statistics and the mode stay as they were."""
-    net = network(8, 1).backbone.eval()
+    net = network(14, 1).backbone.eval()
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    monkeypatch.setattr(training_pass, "features", lambda net, x: net(x.flip(2) if wrong else x))
-    assert agrees(net, torch.rand(4, 1, 8, 8)) == (not wrong)
+    name, factor = {
+        "tap": ("blocks.2.conv1.weight", tap_dropped((32, 16, 3, 3))),
+        "filters": ("blocks.4.conv2.weight", 1.2),
+        "gamma": ("blocks.3.norm1.weight", 2.0),
+        "beta": ("blocks.3.norm1.bias", -1.0),
+    }.get(wrong, ("conv.weight", 1.0))
+
+    def features(net, x, kind):
+        z = scaled_gradient(net, name, factor)(x)
+        if wrong == "statistics":
+            net.blocks[0].norm2.running_var.mul_(1.2)
+        return 1.1 * z if wrong == "features" else z
+
+    monkeypatch.setattr(training_pass, "features", features)
+    x = images(16, (1, 16, 16))
+    assert (problem(net, x) == "") == agree
     assert not net.training and all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+    net.conv.weight.requires_grad_(False)
+    assert (problem(net, x) == "") == agree
+
+
+def test_gradients_in_the_images_are_not_lost(monkeypatch):
+    monkeypatch.setattr(training_pass, "features", lambda net, x: 1 / 0)
+    net = network(8, 1).backbone
+    with own_pass(net):
+        net(torch.rand(2, 1, 8, 8, requires_grad=True)).sum().backward()
+    assert all(p.grad is not None for p in net.parameters())
+
+
+def change_block(net):
+    net.blocks.append(torch.nn.Dropout2d(0.1))
+
+
+def change_norm(net):
+    net.blocks[1].norm1 = torch.nn.BatchNorm2d(32)
+
+
+def hook_forward(net):
+    net.blocks[0].conv1.register_forward_hook(lambda *args: None)
+
+
+def hook_backward(net):
+    net.blocks[0].register_full_backward_hook(lambda *args: None)
+
+
+@pytest.mark.parametrize("change", [None, change_block, change_norm, hook_forward, hook_backward])
+def test_networks_that_somebody_has_changed(change, monkeypatch):
+    """Where there is a Hopper GPU."""
+    monkeypatch.setattr(torch.nn.Parameter, "is_cuda", True, raising=False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    net = network(8, 3).backbone
+    if change is not None:
+        change(net)
+    assert has_kernels(net, (3, 32, 32)) == (change is None)
+    assert not has_kernels(network(8, 3, width=8).backbone, (3, 32, 32))
+    assert not has_kernels(network(8, 3, preactivation=True).backbone, (3, 32, 32))
+    assert not has_kernels(network(8, 3, activation="silu").backbone, (3, 32, 32))
+
+
+@interpreted
+def test_the_kernels_agree_with_the_network():
+    net = network(14, 3).backbone
+    assert not problem(net, images(8, (3, 12, 12)), torch.float16)
 
 
 @pytest.mark.skipif(TRITON, reason="triton is installed")
 def test_without_triton_it_steps_aside():
-    assert not agrees(network(8, 1).backbone, torch.rand(4, 1, 8, 8))
+    assert problem(network(8, 1).backbone, torch.rand(4, 1, 8, 8))
 
 
 def test_triton_is_imported_late():
@@ -198,13 +288,15 @@ def test_training_in_them_learns_as_without(deterministic, monkeypatch):
     pixels = 255 * (0.5 * patterns[y] + 0.5 * torch.rand(2000, 3, 16, 16, generator=generator))
     data, found, passes = ImageData(pixels.to(torch.uint8), y, tuple("0123456789"), "patterns"), [], []
     original = training_pass.features
-    monkeypatch.setattr(training_pass, "features", lambda net, x: passes.append(len(x)) or original(net, x))
+    count = lambda net, x, *kind: passes.append(len(x)) or original(net, x, *kind)  # noqa: E731
+    monkeypatch.setattr(training_pass, "features", count)
     for own in (True, False):
         if not own:
-            monkeypatch.setattr(training_pass, "agrees", lambda net, x: False)
+            monkeypatch.setattr(training_pass, "has_kernels", lambda net, shape: False)
         model = network(14, 3)
         passes.clear()
         run = fit(model, data, Recipe(steps=200, lr=0.05), device="cuda", deterministic=deterministic, show=False)
         assert bool(passes) == own and not model.backbone.own_pass
-        found.append((run.accuracy, run.history[0]["loss"]))
-    assert min(accuracy for accuracy, _ in found) > 0.9
+        found.append(torch.tensor([entry["loss"] for entry in run.history]))
+        assert run.accuracy > 0.9
+    assert (found[0] - found[1]).abs().max() < 0.2 * found[1].max()

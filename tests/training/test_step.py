@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -101,7 +102,7 @@ def test_networks_without_kernels_are_compiled(digits, monkeypatch):
     assert step.net is None and torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2  # images, and network
 
 
-def own_kernels(monkeypatch, *, right=True):
+def own_kernels(monkeypatch, problem=""):
     """Stand-ins for the kernels on the CPU, where there are none; the sizes of the batches they get."""
     seen = []
 
@@ -113,7 +114,7 @@ def own_kernels(monkeypatch, *, right=True):
         return z
 
     monkeypatch.setattr(training_pass, "has_kernels", lambda net, shape: True)
-    monkeypatch.setattr(training_pass, "agrees", lambda net, x: right)
+    monkeypatch.setattr(training_pass, "problem", lambda net, x: problem)
     monkeypatch.setattr(training_pass, "rehearse", lambda net, x: seen.append(-len(x)))
     monkeypatch.setattr(training_pass, "features", features)
     return seen
@@ -150,8 +151,9 @@ def test_a_step_in_own_kernels_compiles_nothing(adversary, passes, rehearsed, mo
 
 
 def test_kernels_that_compute_something_else_are_not_used(monkeypatch):
-    own_kernels(monkeypatch, right=False)
-    step = prepared_step(build(RESNET, seed=0), noise(8), dataclasses.replace(QUICK, batch_size=8), monkeypatch)
+    own_kernels(monkeypatch, "3 of 9 results differ")
+    with pytest.warns(RuntimeWarning, match="kernels .* are not used: 3 of 9 results differ"):
+        step = prepared_step(build(RESNET, seed=0), noise(8), dataclasses.replace(QUICK, batch_size=8), monkeypatch)
     assert step.net is None and step.objective is not None
     step()
 
@@ -164,6 +166,20 @@ def test_a_step_that_fails_leaves_the_network_as_it_was(monkeypatch):
     with pytest.raises(ZeroDivisionError):
         step()
     assert not model.backbone.own_pass
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_tally_takes_losses_of_every_type(dtype):
+    tally = Tally(CPU, 7)
+    for loss in (3.0, 1.0, float("nan"), float("inf"), 2.0):
+        tally.add(torch.tensor(loss, dtype=dtype), torch.tensor(2), 4)
+    loss, accuracy, bad, last = tally.read()
+    assert math.isnan(loss) and accuracy == 0.5 and (bad, last) == (10, 1.0)
+    tally = Tally(CPU, 0)
+    tally.add(torch.tensor(3.0, dtype=dtype), torch.tensor(1), 4)
+    tally.add(torch.tensor(1.0, dtype=dtype), torch.tensor(2), 12)
+    assert tally.read() == (1.5, 3 / 16, -1, 1.0)
+    assert tally.read() == (0.0, 0.0, -1, 1.0)
 
 
 class Seen(torch.nn.Module):

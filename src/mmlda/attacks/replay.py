@@ -128,8 +128,8 @@ class _Compiled(nn.Module):
 def compiled(model: nn.Module, *, backend: str = "inductor") -> nn.Module:
     """Copy a network for long attacks: compiled on CUDA; on the CPU with batch norms folded in, in bfloat16 if it can.
 
-    The copy is in eval mode, with fixed weights and channels_last convolutions. On CUDA, compiling takes ten seconds or
-    more, once per network and image shape; a step then takes half to two thirds of the time. On the CPU nothing is
+    The copy is in eval mode, with fixed weights and channels_last convolutions. On CUDA, compiling takes seconds to a
+    minute, once per network and image shape; a step then takes half to two thirds of the time. On the CPU nothing is
     compiled unless you name a backend. Batch norms are folded into the convolutions, and a processor that multiplies in
     bfloat16 does so, unless that changes the logits much; where the two largest logits of an image are close, they are
     computed again in float32. Logits differ from the model's by rounding.

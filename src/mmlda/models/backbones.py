@@ -191,7 +191,7 @@ class ResNet(nn.Module):
         """
         if x.dim() != 4 or min(x.shape[2:]) < 8:
             raise ValueError(f"x must have shape [N, channels, H, W] with H, W >= 8, got {list(x.shape)}")
-        if self.own_pass and self.training:
+        if self.own_pass and self.training and not x.requires_grad:
             return training_pass.features(self, x)
         h = self.conv(x)
         if self.preactivation:

@@ -126,7 +126,8 @@ def gather(
         row, col = (m // OW) % OH * STRIDE - 1, m % OW * STRIDE - 1
         base = ((m // (OH * OW) * H + row) * W + col) * C
         eight = _load_taps(x, row, col, base, live, 0, H, W, C, 8)
-        ninth = _load_taps(x, row, col, base, live, 8, H, W, C, 1)  # before the products: see `training_pass.broken`
+        # Before the products: ptxas 12.8 ran out of uniform registers between them and read outside shared memory.
+        ninth = _load_taps(x, row, col, base, live, 8, H, W, C, 1)
         acc = tl.dot(ninth, last, tl.dot(eight, most))  # [BLOCK, D]
         place = m[:, None] * D + d[None, :]
         if BACK:
@@ -197,14 +198,18 @@ def scatter(
 
 
 @jit
-def pooled(g, out, sums, a, c, pixels, SIZE: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr):
+def pooled(g, out, sums, a, c, pixels, SIZE: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr):
     """`gather` with BACK for the mean over an image's SIZE pixels, from the gradient g [N, D]."""
-    m = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    live = m < pixels
-    place = (m // SIZE)[:, None] * D + tl.arange(0, D)[None, :]
-    acc = tl.load(g + place, mask=live[:, None], other=0.0).to(tl.float32) / SIZE
-    value, product = _behind_relu(acc, a, c, out, m, live, D)
-    _store_sums(sums, tl.program_id(0), tl.sum(value, 0), tl.sum(product, 0), D)
+    first, second = tl.zeros([BLOCK, D], tl.float32), tl.zeros([BLOCK, D], tl.float32)
+    for t in range(TILES):
+        m = (tl.program_id(0) * TILES + t) * BLOCK + tl.arange(0, BLOCK)
+        live = m < pixels
+        place = (m // SIZE)[:, None] * D + tl.arange(0, D)[None, :]
+        acc = tl.load(g + place, mask=live[:, None], other=0.0).to(tl.float32) / SIZE
+        value, product = _behind_relu(acc, a, c, out, m, live, D)
+        first += value
+        second += product
+    _store_sums(sums, tl.program_id(0), tl.sum(first, 0), tl.sum(second, 0), D)
 
 
 @jit

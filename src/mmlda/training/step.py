@@ -1,6 +1,6 @@
 """One training step on the device: forward, backward and update.
 
-Nothing here waits for the device. On CUDA the whole step is compiled and captured as one graph, so what changes
+Nothing here waits for the device. On CUDA the whole step is captured as one graph, so what changes
 from step to step (the order of the data, the place in it, the learning rate, the sums for the log) lives in
 tensors that the graph reads and writes.
 """
@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from mmlda._utils.checks import invalid
 from mmlda.attacks import frozen, keep_memory, kl_divergence
+from mmlda.attacks.checks import warn_caller
 from mmlda.attacks.replay import compile_quietly
 from mmlda.models import Classifier, SwappedHead, training_pass
 from mmlda.models.folded import agrees, foldable
@@ -46,6 +47,7 @@ class Tally:
 
     def add(self, loss: Tensor, correct: Tensor, images: int) -> None:
         """Note a step's mean loss and how many images were right; few launches."""
+        loss = loss.to(self.last.dtype)
         self.step.add_(1)
         bad = torch.where(loss - loss == 0, self.NEVER, self.step)
         torch.minimum(self.bad, bad, out=self.bad)
@@ -225,8 +227,11 @@ class Step:
         own = self.amp and net is not None and training_pass.has_kernels(net, self.batches.shape)
         with compiled_ahead(lambda: self._rehearse(net)) if own else nullcontext():
             self.fold = compile and self._foldable()
-        if own and training_pass.agrees(net, self._images(self._sizes()[0])):
-            self.net = net
+        if own:
+            problem = training_pass.problem(net, self._images(self._sizes()[0]))
+            self.net = None if problem else net
+            if problem:
+                warn_caller(f"the kernels for this network fail here and are not used: {problem}", RuntimeWarning)
         if not compile:
             return
         self.batches.for_any_length()
@@ -347,7 +352,7 @@ def start_workers() -> None:
 
 
 def make_launch(step: Step, *, eager: bool = False, deterministic: bool = False) -> Callable[[], None]:
-    """A function that launches the next step: on CUDA captured and compiled, unless `eager` is set."""
+    """A function that launches the next step: on CUDA a captured one, unless `eager` is set."""
     cuda = step.batches.device.type == "cuda"
     if not cuda:
         keep_memory()
