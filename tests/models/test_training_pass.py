@@ -6,14 +6,18 @@ import os
 import subprocess
 import sys
 import threading
+import types
 
 import pytest
 import torch
 
+import mmlda
 from mmlda import Recipe, fit
 from mmlda.data import ImageData
-from mmlda.models import build, kernels, training_pass
-from mmlda.models.training_pass import features, has_kernels, own_pass, problem
+from mmlda.models import build, kernel_checks, kernels, training_pass
+from mmlda.models.folded import foldable
+from mmlda.models.kernel_checks import has_kernels, problem
+from mmlda.models.training_pass import features, own_pass
 
 TRITON = importlib.util.find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and TRITON
@@ -139,7 +143,7 @@ def test_it_is_compared_with_the_network(wrong, agree, monkeypatch):
             net.blocks[0].norm2.running_var.mul_(1.2)
         return 1.1 * z if wrong == "features" else z
 
-    monkeypatch.setattr(training_pass, "features", features)
+    monkeypatch.setattr(kernel_checks, "features", features)
     x = images(16, (1, 16, 16))
     assert (problem(net, x) == "") == agree
     assert not net.training and all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
@@ -173,14 +177,20 @@ def hook_backward(net):
 
 @pytest.mark.parametrize("change", [None, change_block, change_norm, hook_forward, hook_backward])
 def test_networks_that_somebody_has_changed(change, monkeypatch):
-    """Where there is a Hopper GPU."""
+    """Where there is a GPU for them."""
+    room = types.SimpleNamespace(shared_memory_per_block_optin=160 << 10)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: room)
     monkeypatch.setattr(torch.nn.Parameter, "is_cuda", True, raising=False)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     net = network(8, 3).backbone
     if change is not None:
         change(net)
     assert has_kernels(net, (3, 32, 32)) == (change is None)
+    assert not foldable(mmlda.Classifier(net, mmlda.SoftmaxHead(10, 64)), (3, 32, 32))  # needs (9, 0)
+    room.shared_memory_per_block_optin = 99 << 10
+    assert not has_kernels(net, (3, 32, 32))
+    room.shared_memory_per_block_optin = 160 << 10
     assert not has_kernels(network(8, 3, width=8).backbone, (3, 32, 32))
     assert not has_kernels(network(8, 3, preactivation=True).backbone, (3, 32, 32))
     assert not has_kernels(network(8, 3, activation="silu").backbone, (3, 32, 32))
@@ -288,11 +298,10 @@ def test_training_in_them_learns_as_without(deterministic, monkeypatch):
     pixels = 255 * (0.5 * patterns[y] + 0.5 * torch.rand(2000, 3, 16, 16, generator=generator))
     data, found, passes = ImageData(pixels.to(torch.uint8), y, tuple("0123456789"), "patterns"), [], []
     original = training_pass.features
-    count = lambda net, x, *kind: passes.append(len(x)) or original(net, x, *kind)  # noqa: E731
-    monkeypatch.setattr(training_pass, "features", count)
+    monkeypatch.setattr(training_pass, "features", lambda net, x: passes.append(len(x)) or original(net, x))
     for own in (True, False):
         if not own:
-            monkeypatch.setattr(training_pass, "has_kernels", lambda net, shape: False)
+            monkeypatch.setattr(kernel_checks, "has_kernels", lambda net, shape: False)
         model = network(14, 3)
         passes.clear()
         run = fit(model, data, Recipe(steps=200, lr=0.05), device="cuda", deterministic=deterministic, show=False)

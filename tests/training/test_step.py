@@ -12,7 +12,7 @@ from training_cases import CPU, QUICK, SMALL, train
 import mmlda
 from mmlda.attacks.replay import compile_quietly
 from mmlda.data import ImageData
-from mmlda.models import build, training_pass
+from mmlda.models import build, kernel_checks, training_pass
 from mmlda.training import Adversary, Recipe, fit
 from mmlda.training import step as step_module
 from mmlda.training.batches import Batches
@@ -113,8 +113,8 @@ def own_kernels(monkeypatch, problem=""):
         net.own_pass = True
         return z
 
-    monkeypatch.setattr(training_pass, "has_kernels", lambda net, shape: True)
-    monkeypatch.setattr(training_pass, "problem", lambda net, x: problem)
+    monkeypatch.setattr(kernel_checks, "has_kernels", lambda net, shape: True)
+    monkeypatch.setattr(kernel_checks, "problem", lambda net, x: problem)
     monkeypatch.setattr(training_pass, "rehearse", lambda net, x: seen.append(-len(x)))
     monkeypatch.setattr(training_pass, "features", features)
     return seen

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from mmlda.models.backbones import ResNet, fold_norms
 from mmlda.models.classifier import Classifier
+from mmlda.models.kernel_checks import has_kernels
 from mmlda.models.kernels import compiled_ahead, launch
-from mmlda.models.training_pass import has_kernels, layers_of
+from mmlda.models.training_pass import layers_of
 
 
 class Cut(NamedTuple):
@@ -71,6 +72,7 @@ def foldable(model: nn.Module, shape: tuple[int, ...]) -> bool:
         isinstance(model, Classifier)
         and has_kernels(model.backbone, shape)
         and shape[2] % 4 == 0
+        and torch.cuda.get_device_capability(next(model.parameters()).device) >= (9, 0)
         and not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     )
 

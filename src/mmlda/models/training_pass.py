@@ -1,19 +1,17 @@
 """A training pass of a Resnet in the package's own kernels on CUDA: nothing is compiled by torch, and launches are few.
 
-The kernels need a Hopper GPU, and run only while training captures a step: outside a CUDA graph their launches would
-cost more than they save.
+The kernels need a data centre's GPU from the A100 on, and run only while training captures a step: outside a CUDA graph
+their launches would cost more than they save.
 """
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mmlda.models.kernels import launch
@@ -65,38 +63,6 @@ def layers_of(net: Any) -> tuple[list[Any], list[Any]]:
     return convs, [net.norm, *(norm for block in net.blocks for norm in (block.norm1, block.norm2))]
 
 
-def has_kernels(net: nn.Module, shape: tuple[int, ...]) -> bool:
-    """Whether there are kernels for this network, on this device, with images of this shape [C, H, W].
-
-    They are for a post-activation `ResNet` of width 16 with ReLU, as this package makes it, and for three channels or
-    fewer.
-    """
-    from mmlda.models.backbones import ResNet, _Block, _Norm
-
-    if not isinstance(net, ResNet) or len(shape) != 3 or shape[0] > 3:
-        return False
-    if not all(type(block) is _Block for block in net.blocks):
-        return False
-    convs, norms = layers_of(net)
-    return (
-        net.config["width"] == 16
-        and not net.preactivation
-        and net.activation is F.relu_
-        and all(conv.bias is None and conv.padding == conv.dilation == (1, 1) for conv in convs)
-        and all(type(norm) is _Norm and norm.affine and norm.track_running_stats for norm in norms)
-        and not any(_hooked(module) for module in net.modules())
-        and net.conv.weight.is_cuda
-        and net.conv.weight.dtype == torch.float32
-        and importlib.util.find_spec("triton") is not None
-        and torch.cuda.get_device_capability(net.conv.weight.device) >= (9, 0)
-    )
-
-
-def _hooked(module: nn.Module) -> bool:
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(hooks)
-
-
 @contextmanager
 def own_pass(net: Any) -> Iterator[None]:
     """Run a `ResNet` that `has_kernels` in them, in training mode and for the time of the block."""
@@ -115,48 +81,6 @@ def features(net: Any, x: Tensor, kind: torch.dtype = torch.bfloat16) -> Tensor:
     convs, norms = layers_of(net)
     parameters = [t for conv, norm in zip(convs, norms) for t in (conv.weight, norm.weight, norm.bias)]
     return _Features.apply(x, net, kind, *parameters)
-
-
-def problem(net: Any, x: Tensor, kind: torch.dtype = torch.bfloat16) -> str:
-    """What is wrong with `features` for images like x, "" if it computes what the network does; waits for the device.
-
-    Features, gradients and running statistics may be hardly farther from those in float32 than autocast's are. The
-    kernels depend on Triton's compiler, which is at work on every kind of device and in every release anew.
-    """
-    buffers = [buffer for buffer in net.buffers() if buffer.is_floating_point()]
-    before, was = [buffer.clone() for buffer in buffers], net.training
-    parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
-    v = torch.randn(len(x), net.num_features, generator=torch.Generator(x.device).manual_seed(0), device=x.device)
-
-    def outcome(run: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        torch._foreach_copy_(buffers, before)
-        with torch.enable_grad():
-            z = run(x).float()
-            gradients = torch.autograd.grad((z * v).sum(), parameters) if parameters else ()
-        return [z.detach(), *gradients, *(buffer.clone() for buffer in buffers)]
-
-    def mixed(x: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, kind):
-            return net(x)
-
-    try:
-        net.train()
-        with torch.autocast(x.device.type, enabled=False):
-            exact = outcome(net)
-        close = [_close(*three) for three in zip(outcome(lambda x: features(net, x, kind)), outcome(mixed), exact)]
-        wrong = len(close) - int(torch.stack(close).sum())
-        return f"{wrong} of {len(close)} results differ from the network's" if wrong else ""
-    except Exception as error:  # of Triton: not enough shared memory, for example
-        return f"{type(error).__name__}: {error}"
-    finally:
-        net.train(was)
-        torch._foreach_copy_(buffers, before)
-
-
-def _close(own: Tensor, mixed: Tensor, exact: Tensor) -> Tensor:
-    """Whether `own` is right if `mixed` is; the rounding of a short vector differs more from one to the other."""
-    factor, free = (1.5, 0.01) if exact.dim() > 1 else (4.0, 0.05)
-    return (own - exact).norm() <= factor * (mixed - exact).norm() + free * exact.norm()
 
 
 @torch.no_grad()
@@ -312,9 +236,14 @@ def _power(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
+def _can_be_early(x: Tensor) -> bool:
+    """Whether a launch on this device can start while the one before it ends."""
+    return x.is_cuda and torch.cuda.get_device_capability(x.device) >= (9, 0)
+
+
 def _on(x: Tensor, early: bool = True) -> dict[str, Any]:
-    """Options of a launch; an early one starts while the one before it ends."""
-    return {"launch_pdl": early} if x.is_cuda else {}
+    """Options of a launch."""
+    return {"launch_pdl": early} if _can_be_early(x) else {}
 
 
 def _convolved(x: Tensor, filters: Tensor, layer: Layer, *, early: bool) -> tuple[Tensor, Tensor]:
@@ -326,7 +255,7 @@ def _convolved(x: Tensor, filters: Tensor, layer: Layer, *, early: bool) -> tupl
     tiling = TILINGS[D]
     programs, tiles = _cut(tiling, N * h * w)
     c, sums = x.new_empty(N, h, w, D), torch.empty(programs, 2, D, device=x.device)
-    sizes = (N * h * w, H, W, h, w, C, D, stride, False, False, tiling.pixels, tiles, early and x.is_cuda)
+    sizes = (N * h * w, H, W, h, w, C, D, stride, False, False, tiling.pixels, tiles, early and _can_be_early(x))
     options = {"num_warps": tiling.warps, "num_stages": 1, **_on(x, early)}
     launch(kernels.gather, (programs,), x, filters, c, sums, c, c, c, *sizes, **options)
     return c, sums
@@ -343,7 +272,7 @@ def _finished(c: Tensor, sums: Tensor, norm: Any, short: Tensor | None) -> tuple
     block = FLAT[D] // D
     weights = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
     numbers = (N * H * W, norm.momentum or 0.1, norm.eps)
-    sizes = (H, W, *past.shape[1:], D, kind, block, _power(len(sums)), c.is_cuda)
+    sizes = (H, W, *past.shape[1:], D, kind, block, _power(len(sums)), _can_be_early(c))
     grid = (_over(N * H * W, block),)
     arguments = (c, sums, len(sums), *weights, stats, past, a, *numbers, *sizes)
     launch(kernels.finish, grid, *arguments, num_warps=8, **_on(c))
@@ -370,7 +299,7 @@ def _settled(g: Tensor, c: Tensor, sums: Tensor, stats: Tensor, gamma: Tensor, n
     pixels, D = g.numel() // g.shape[3], g.shape[3]
     dc, block = torch.empty_like(g), FLAT[D] // D
     arguments = (g, c, sums, len(sums), stats, gamma, norm[0], norm[1], dc)
-    sizes = (pixels, D, block, _power(len(sums)), g.is_cuda)
+    sizes = (pixels, D, block, _power(len(sums)), _can_be_early(g))
     launch(kernels.settle, (_over(pixels, block),), *arguments, *sizes, num_warps=8, **_on(g))
     return dc
 
@@ -391,10 +320,10 @@ def _back(
     arguments = (dc, filters, g, sums, a, c, a if short is None else short, pixels, h, w, H, W, D, C)
     options = {"num_warps": tiling.warps, "num_stages": 1, **_on(g)}
     if halves == 1:
-        sizes = (1, True, short is not None, tiling.pixels, tiles, g.is_cuda)
+        sizes = (1, True, short is not None, tiling.pixels, tiles, _can_be_early(g))
         launch(kernels.gather, (programs,), *arguments, *sizes, **options)
     else:  # the first of its block, so it has a shortcut
-        launch(kernels.scatter, (programs, 4), *arguments, tiling.pixels, tiles, g.is_cuda, **options)
+        launch(kernels.scatter, (programs, 4), *arguments, tiling.pixels, tiles, _can_be_early(g), **options)
     return g, sums
 
 
@@ -412,7 +341,7 @@ def _correlated(x: Tensor, dc: Tensor, parts: Tensor, layer: Layer) -> None:
     C, D, stride, h, w = layer
     (N, H, W, _), split = x.shape, SPLITS[C, D]
     rounds, groups = _rounds(layer, N)
-    sizes = (N * h * w, H, W, h, w, C, D, stride, split.pixels, split.taps, rounds, x.is_cuda)
+    sizes = (N * h * w, H, W, h, w, C, D, stride, split.pixels, split.taps, rounds, _can_be_early(x))
     options = {"num_warps": 4, "num_stages": 3, **_on(x)}
     launch(kernels.correlate, (groups, 9 // split.taps), x, dc, parts, *sizes, **options)
 

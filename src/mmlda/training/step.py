@@ -23,7 +23,7 @@ from mmlda._utils.checks import invalid
 from mmlda.attacks import frozen, keep_memory, kl_divergence
 from mmlda.attacks.checks import warn_caller
 from mmlda.attacks.replay import compile_quietly
-from mmlda.models import Classifier, SwappedHead, training_pass
+from mmlda.models import Classifier, SwappedHead, kernel_checks, training_pass
 from mmlda.models.folded import agrees, foldable
 from mmlda.models.kernels import compiled_ahead
 from mmlda.models.swap import structured_end
@@ -224,11 +224,11 @@ class Step:
     def prepare(self, *, compile: bool) -> None:
         """Choose the programs of a captured step: the package's own kernels where it has some, else compiled ones."""
         net: Any = self.attacked.backbone if isinstance(self.attacked, Classifier) else None
-        own = self.amp and net is not None and training_pass.has_kernels(net, self.batches.shape)
+        own = self.amp and net is not None and kernel_checks.has_kernels(net, self.batches.shape)
         with compiled_ahead(lambda: self._rehearse(net)) if own else nullcontext():
             self.fold = compile and self._foldable()
         if own:
-            problem = training_pass.problem(net, self._images(self._sizes()[0]))
+            problem = kernel_checks.problem(net, self._images(self._sizes()[0]))
             self.net = None if problem else net
             if problem:
                 warn_caller(f"the kernels for this network fail here and are not used: {problem}", RuntimeWarning)
