@@ -6,8 +6,8 @@
 Networks are Resnet-32, `--together` of them trained at the same time on one GPU. FILE is JSON with a record per
 network; what it has is not trained again, and nothing is started after `--minutes`. "priors" means trained with the
 shares of the training set and measured with uniform priors. "adjusted" is the softmax network measured so without
-having been trained so. "matched" means suit the mean image of each class. The long-tailed set is
-drawn with the seed of the network; the test set is balanced.
+having been trained so. "matched" means suit the mean image of each class; variants "-4224" choose them among so many.
+The long-tailed set is drawn with the seed of the network; the test set is balanced.
 
 `--holdout` holds 5,000 training images out, balanced, before the profile is applied to the others, so the training
 set is a tenth smaller. It trains every variant of each method with seed 0, at an imbalance of 100 alone; the best
@@ -92,6 +92,13 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {  # as many for each head
         "sgd-1e-3-C10-128": {"weight_decay": 1e-3, "C": 10.0, "dim": 128},
     },
 }
+# Instead of those with a dimension, where the method fixes it; where means are matched, they are chosen among more.
+FIXED: dict[str, dict[str, Any]] = {
+    "sgd-5e-4-C10": {"weight_decay": 5e-4, "C": 10.0},
+    "sgd-5e-4-C30": {"weight_decay": 5e-4, "C": 30.0},
+    "sgd-1e-3-C30": {"weight_decay": 1e-3, "C": 30.0},
+}
+MATCHED = {f"{name}-4224": settings | {"means": 4224} for name, settings in FIXED.items()}
 HELD = 5000
 MEASURED = {False: "test images", True: "held-out training images"}
 
@@ -111,10 +118,13 @@ class Unit:
         return f"{self.task}-{self.method}-{self.variant}-seed{self.seed}"
 
 
-def variants(name: str) -> list[str]:
-    """The settings to choose from; where the method fixes the dimension, those that do not."""
+def variants(name: str) -> dict[str, dict[str, Any]]:
+    """The settings to choose from."""
     method = METHODS[name]
-    return [key for key, settings in VARIANTS[method.head].items() if method.dim is None or "dim" not in settings]
+    if method.dim is None:
+        return VARIANTS[method.head]
+    rest = {key: settings for key, settings in VARIANTS[method.head].items() if "dim" not in settings}
+    return rest | (MATCHED if method.matched else FIXED)
 
 
 def units(args: argparse.Namespace) -> list[Unit]:
@@ -161,14 +171,14 @@ def loaded(dataset: str, root: str | None) -> tuple[ImageData, ImageData]:
 def prepare(unit: Unit, train: ImageData) -> Run:
     """The untrained network with its recipe."""
     method = METHODS[unit.method]
-    settings = dict(VARIANTS[method.head][unit.variant])
+    settings = dict(variants(unit.method)[unit.variant])
     config: dict[str, Any] = {"backbone": "resnet", "depth": 32, "channels": train.shape[0], "head": method.head}
     config |= {"num_classes": train.num_classes}
     if method.head == "mmlda":
         config |= {"C": settings.pop("C", 100.0), "dim": method.dim or settings.pop("dim", 64)}
     model = mmlda.models.build(config, seed=unit.seed)
     if method.matched:
-        most = max(train.num_classes, 2 * config["dim"])  # means, with the same largest cosine
+        most = settings.pop("means", max(train.num_classes, 2 * config["dim"]))  # with the same largest cosine
         means = mmlda.theory.match_means(mmlda.separated_means(most, config["dim"]), train.class_means())
         model.head = mmlda.MaxMahalanobisHead(train.num_classes, config["dim"], C=config["C"], means=means)
     if method.priors:

@@ -58,7 +58,9 @@ def test_methods_are_measured_once_and_kept(bench, tmp_path, capsys):
 def test_held_out_images_choose_the_variant(bench, tmp_path):
     out, words = tmp_path / "all.json", ("--only", "cifar100", "--methods", "mmlda-64", "--seeds", "0")
     held = run(bench, out, "--holdout", *words)
-    assert {record["variant"] for record in held} == {name for name in bench.VARIANTS["mmlda"] if "128" not in name}
+    names = {name for name in bench.VARIANTS["mmlda"] if "128" not in name}
+    assert {record["variant"] for record in held} == names | set(bench.FIXED)
+    assert len({len(bench.variants(method)) for method in bench.METHODS}) == 1  # as many for each
     assert {record["n"] for record in held} == {108}
     assert {record["train_images"] for record in held} == {432}
     for record in held:  # the best is the one that says so
@@ -72,10 +74,20 @@ def test_held_out_images_choose_the_variant(bench, tmp_path):
 def test_networks_with_priors_begin_where_those_without_do(bench):
     train, _ = bench.sets("cifar10-lt-10", 0, False, None)
     for method in ("softmax-priors", "mmlda-priors"):
-        unit = bench.Unit("cifar10-lt-10", method, bench.variants(method)[0], 0, 2)
+        unit = bench.Unit("cifar10-lt-10", method, next(iter(bench.variants(method))), 0, 2)
         head = bench.prepare(unit, train).model.head
         assert torch.allclose(head.priors, train.priors.to(head.priors))
         plain = bench.prepare(bench.Unit(unit.task, bench.METHODS[method].head, unit.variant, 0, 2), train).model
         x = train.pixels(slice(4))
         uniform = bench.prepare(unit, train).model.eval().with_priors(None)(x)
         assert torch.allclose(uniform.softmax(1), plain.eval()(x).softmax(1), atol=1e-4)
+
+
+def test_matched_means_are_chosen_among_more(bench):
+    train, _ = bench.sets("cifar100", 0, False, None)
+    largest = []
+    for variant in ("sgd-1e-3-C4", "sgd-1e-3-C30-4224"):
+        head = bench.prepare(bench.Unit("cifar100", "mmlda-64-matched", variant, 0, 2), train).model.head
+        units = torch.nn.functional.normalize(head.means, dim=1)
+        largest.append(float((units @ units.T - 2 * torch.eye(3)).max()))
+    assert largest == pytest.approx([0, -0.125], abs=1e-6)  # of 128 means, and of Kerdock's 4,224
