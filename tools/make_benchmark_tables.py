@@ -79,10 +79,8 @@ def waits(device: str) -> Iterator[list[str]]:
     """What a user waits for: rows of a file {"device": ..., "rows": [{"what": ..., "seconds": {"ours": ...}}]}."""
     found = read(f"waits-{device}")
     for row in found.get("rows", ()):
-        left = " and ".join(f"{100 * share:.1f}%" for share in row.get("robust", {}).values())
-        words = {0: "", 1: f"; it leaves {left}", 2: f"; ours and AutoAttack leave {left}"}[
-            min(2, len(row.get("robust", {})))
-        ]
+        left = [f"{name} {100 * share:.1f}%" for name, share in row.get("robust", {}).items()]
+        words = f"; accuracy left by {', '.join(left)}" if left else ""
         yield beside(row["what"] + words, found["device"], row["seconds"])
 
 

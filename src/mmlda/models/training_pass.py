@@ -1,7 +1,7 @@
 """A training pass of a Resnet in the package's own kernels on CUDA: nothing is compiled by torch, and launches are few.
 
-The kernels need a data centre's GPU from the A100 on, and run only while training captures a step: outside a CUDA graph
-their launches would cost more than they save.
+The kernels need much shared memory, as an A100 has or what came after it for data centres. They run only while training
+captures a step: outside a CUDA graph their launches would cost more than they save.
 """
 
 from __future__ import annotations

@@ -293,8 +293,8 @@ class Step:
         with self.objective.no_sync() if held else nullcontext(), self._weights_attacked(inputs):  # type: ignore[attr-defined]
             with self._mixed(), self._own_kernels():
                 loss, right = self.objective(*inputs, taught=taught)
-            share = len(x) * self.world / self.batches.size  # parts may differ by an image
-            (loss if share == 1 else loss * share).backward()
+            weight = len(x) * self.world / self.batches.size  # parts may differ by an image
+            (loss if weight == 1 else loss * weight).backward()
         return loss.detach(), right, len(x)
 
     def _taught(self, x: Tensor) -> Tensor | None:
